@@ -70,18 +70,16 @@ impl LmHeadFiles {
         exists.then(|| Self { place: Place::Directory(dir.to_owned()), model: None })
     }
 
-    /// Refuses a model directory that has one file of an LM head without the other, which [`LmHeadFiles::find`] takes for a model
-    /// without an LM head.
+    /// Refuses a model directory that has a softmax without the words of its rows, which [`LmHeadFiles::find`] takes for a model without
+    /// an LM head. A vocabulary alone belongs to models of other programs.
     ///
     /// # Errors
     /// [`LmHeadError::Half`].
     pub fn refuse_half(dir: &Path) -> Result<(), LmHeadError> {
-        let (missing, found) = match [VOCAB, SOFTMAX].map(|name| dir.join(name).is_file()) {
-            [true, false] => (SOFTMAX, VOCAB),
-            [false, true] => (VOCAB, SOFTMAX),
-            [true, true] | [false, false] => return Ok(()),
-        };
-        Err(LmHeadError::Half { missing: dir.join(missing), found })
+        match [VOCAB, SOFTMAX].map(|name| dir.join(name).is_file()) {
+            [false, true] => Err(LmHeadError::Half { missing: dir.join(VOCAB), found: SOFTMAX }),
+            _ => Ok(()),
+        }
     }
 
     /// The LM head of a built-in model; `None` unless it has one.

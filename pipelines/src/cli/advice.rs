@@ -86,6 +86,8 @@ mod tests {
         let kept_column = "correct or remove the row; a column that is only kept can be left out with --keep, and --types string \
                            reads numbers as they are written";
         assert_eq!(kept(kept_column, "vocab a.csv").as_deref(), Some("correct or remove the row"));
+        let pipe = "give it on standard input, with - as the input and --input-format for its format";
+        assert_eq!(kept(pipe, "train --shards a"), None, "training reads no standard input");
         for same in ["give fewer --steps, or --quiet", "elmo embed FILE --keep id reads it", "pip install --upgrade x"]
         {
             assert_eq!(kept(same, "train --shards a").as_deref(), Some(same));

@@ -58,7 +58,11 @@ pub(super) fn refuse(command: &str) -> Result<()> {
         Ok(None) => return Ok(()),
         Ok(Some(Meeting { rank, size, .. })) => format!("the environment says that this is process {rank} of {size}"),
         // What `elmo train` would lack to meet the others is not needed to see that there are others.
-        Err(error) => format!("the environment is that of one of several: {error}"),
+        Err(error) if is_one_of_several(&|name| env::var(name).ok()) => {
+            format!("the environment is that of one of several: {error}")
+        }
+        // Variables that are incomplete do not concern this command.
+        Err(_) => return Ok(()),
     };
     Err(Error::usage(
         format!("elmo {command} is one process, but {found}"),
@@ -67,6 +71,14 @@ pub(super) fn refuse(command: &str) -> Result<()> {
              started, env -u RANK -u WORLD_SIZE -u SLURM_PROCID elmo {command}"
         ),
     ))
+}
+
+/// Whether a launcher has numbered this process among others.
+fn is_one_of_several(variable: &dyn Fn(&str) -> Option<String>) -> bool {
+    let number = |name: &str| variable(name)?.parse::<usize>().ok();
+    [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+        .into_iter()
+        .any(|(rank, size)| number(rank).is_some() && number(size).is_some_and(|size| size > 1))
 }
 
 /// How a process has ended.

@@ -114,8 +114,7 @@ pub(super) struct Fitted {
 /// Makes all fits, as many at a time as there are threads, and returns them in their order.
 ///
 /// # Errors
-/// [`Error::Stopped`]; [`Error::Check`] when a fit has diverged; [`Error::Failed`] when the features cannot be read or a number
-/// is not legal.
+/// [`Error::Stopped`], and [`Error::Failed`] when the features cannot be read or a number is not legal.
 pub(super) fn fit_all(
     planned: &[Planned<'_>],
     recipe: &MixRecipe,
@@ -151,8 +150,14 @@ pub(super) fn fit_all(
     fitted.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Refuses a fit whose mix no other command would read, or whose classifier has no numbers; `what` begins the error.
-fn check(fit: &MixFit, what: &str) -> Result<()> {
+/// Refuses a fit whose mix no other command would read, or whose classifier has no numbers.
+///
+/// # Errors
+/// [`Error::Check`] with what to change.
+pub(super) fn check(fitted: &Fitted) -> Result<()> {
+    let Fitted { system, seed, fit, .. } = fitted;
+    let what = format!("the fit of the {system}, seed {seed}, has diverged");
+    let what = what.as_str();
     let message = match fit.mix(false).check(what) {
         Err(error) => error.to_string(),
         Ok(()) if !fit.is_finite() => format!("{what}: a weight of the classifier is not a finite number"),
@@ -171,7 +176,6 @@ fn fit_one(planned: &Planned<'_>, recipe: &MixRecipe, scorer: &Scorer, stopped: 
     let fit = fit_mix(&recipe, split.train.data(), split.dev.data(), &score, &each_epoch, stopped);
     let fit = fit.map_err(|error| Error::Failed(format!("the fit of the {system}, seed {seed}: {error}")))?;
     let fit = fit.ok_or(Error::Stopped)?;
-    check(&fit, &format!("the fit of the {system}, seed {seed}, has diverged"))?;
     let scores = scorer.score(gold.clone(), &fit.predictions);
     let shown =
         scorer.measures().iter().zip(&scores).next().map(|(name, score)| format!("{name} {:.2} %", 100.0 * score));

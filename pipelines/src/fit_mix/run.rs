@@ -22,7 +22,7 @@ use super::{
     dataset::{Dataset, Labels},
     extract::{Extraction, Layered, features},
     features::sweep,
-    fits::{Examples, Fitted, Planned, Split, System, fit_all},
+    fits::{Examples, Fitted, Planned, Split, System, check, fit_all},
     report::{FitMixReport, FittedSystem},
     rows,
     scores::Scorer,
@@ -210,6 +210,7 @@ fn fit(job: FitMixJob, data: &Labelled, progress: &dyn Progress, stopped: &Atomi
     let splits = splits?;
     let fitted = fit_all(&planned(&splits, &seeds), &recipe, &scorer, threads, stopped)?;
     let best = best(&fitted).ok_or_else(|| Error::Failed("no mix was fitted".to_owned()))?;
+    check(best)?;
     Ok(FitMixReport {
         model,
         fingerprint,

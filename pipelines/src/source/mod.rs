@@ -305,7 +305,7 @@ impl Fault for SourceError {
             Self::Changed { .. } => {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }
-            Self::NoFile { .. } => "give it on standard input: with - as the input, and --input-format for its format",
+            Self::NoFile { .. } => "give it on standard input, with - as the input and --input-format for its format",
             Self::NoBytes { file } if file == STDIN => {
                 "check the command that writes to standard input; of the other formats, an empty input is one without rows"
             }

@@ -10,7 +10,7 @@ use super::{copy_place, error::SqlError};
 use crate::{
     error::{Error, Exit, Result},
     source::{MANIFEST, of_name},
-    stores::{Location, StoreError},
+    stores::Location,
 };
 
 /// Files that are deleted concurrently.
@@ -199,33 +199,33 @@ impl OutputFolder {
 /// describe the files any more.
 ///
 /// # Errors
-/// [`Error::Usage`] if it is there; [`Error::Module`] if the folders above it cannot be listed.
+/// [`Error::Usage`] if it is there.
 pub(super) async fn check_outside_outputs(target: &Location) -> Result<()> {
-    let Some(output) = output_around(target).await? else { return Ok(()) };
+    let Some(output) = output_around(target).await else { return Ok(()) };
     Err(Error::usage(
         format!(
-            "{target}: {}/ holds the output of elmo embed or elmo stream, which neither COPY nor INSERT changes",
+            "{target}: {0}/ holds the output of elmo embed or elmo stream, as it has a folder {0}/{MANIFEST}, and neither COPY nor \
+             INSERT changes it",
             output.trim_end_matches('/')
         ),
-        "name a file or folder outside of it, or delete the output",
+        "name a file or folder outside of it, or delete the output with that folder",
     ))
 }
 
 /// The innermost folder at or above `target` that holds the records of a job.
-async fn output_around(target: &Location) -> Result<Option<String>> {
+async fn output_around(target: &Location) -> Option<String> {
     if let Some(path) = target.local_path() {
         let real = real(&path);
         let mut folders = path.ancestors().chain(real.ancestors());
         let output = folders.find(|folder| has_files(&folder.join(MANIFEST)));
-        return Ok(output.map(|folder| folder.display().to_string()));
+        return output.map(|folder| folder.display().to_string());
     }
     let parts: Vec<_> = target.path.parts().collect();
     let folders = (0..=parts.len()).rev().map(|depth| target.at(parts[..depth].iter().cloned().collect()));
     let folders: Vec<Location> = folders.collect();
-    let checks: Vec<_> = folders.iter().map(has_records).collect();
-    let has_records = futures::future::try_join_all(checks).await?;
+    let has_records = futures::future::join_all(folders.iter().map(has_records)).await;
     let output = folders.iter().zip(has_records).find(|(_, has_records)| *has_records);
-    Ok(output.map(|(folder, _)| folder.to_string()))
+    output.map(|(folder, _)| folder.to_string())
 }
 
 /// A path without links, as far as it exists.
@@ -240,18 +240,10 @@ fn has_files(folder: &std::path::Path) -> bool {
     std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// Whether a folder of an object store holds the records of a job. One that must not be listed does not count: a user may have
-/// rights to a part of a bucket only.
-async fn has_records(folder: &Location) -> Result<bool, StoreError> {
-    match folder.child(MANIFEST).children().await {
-        Ok(records) => Ok(!records.is_empty()),
-        Err(StoreError::Request { source, .. }) if is_denied(&source) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn is_denied(error: &object_store::Error) -> bool {
-    matches!(error, object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. })
+/// Whether a folder of an object store holds the records of a job. One that cannot be listed does not count: a user may have
+/// rights to a part of a bucket only, and a store that does not answer will not take the file either.
+async fn has_records(folder: &Location) -> bool {
+    folder.child(MANIFEST).has_objects().await.unwrap_or(false)
 }
 
 /// Deletes the empty local folders above some files, and the folder `root` itself if `with_root`.

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::{
     ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, PutResult, multipart::MultipartStore,
     path::Path,
@@ -222,6 +222,16 @@ impl Location {
         let mut objects = listed.map_err(|e| StoreError::request("list", self, e))?.objects;
         objects.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(objects)
+    }
+
+    /// Whether there is an object below this folder, by one request.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] when the store cannot be read.
+    pub async fn has_objects(&self) -> Result<bool, StoreError> {
+        let first = || async { self.store.list(Some(&self.path)).next().await.transpose() };
+        let first = until_read(self.client.retry_for, first).await;
+        first.map(|object| object.is_some()).map_err(|e| StoreError::request("list", self, e))
     }
 
     /// Objects below `root` in this store, unsorted; on a local disk at most `max_depth` folders deep, counted from 1, and

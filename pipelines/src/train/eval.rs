@@ -178,7 +178,7 @@ async fn text(job: &EvalJob, stores: &Stores, words: &Arc<Words>) -> Result<(Arc
     let EmbedSpec { tokenizer, sentences, .. } = job.spec;
     let shards = Shards {
         inputs: &job.inputs,
-        output: None,
+        run: None,
         column: &job.column,
         // Nothing is shuffled, so the size of a block is that of a step of the reader.
         reading: Reading { tokenizer, sentences, block_sentences: 1 << 16 },

@@ -28,7 +28,7 @@ use super::{
     model,
     settings::length,
     spike::Spike,
-    start::{Prepared, note_checkpoint},
+    start::{self, Prepared, note_checkpoint},
     together::{Wish, agree, elsewhere, shared, together},
     upload::{Target, UploadReport, Uploads},
     warm,
@@ -191,6 +191,7 @@ impl Run {
         let is_resumed = self.group.is_first() && self.saved.is_some();
         let noted = if is_resumed { self.note_checkpoint() } else { Ok(()) };
         together(&self.group, noted)?;
+        self.forget_lost()?;
         self.restore_model()?;
         self.upload();
         if self.is_due() {
@@ -549,18 +550,28 @@ impl Run {
         together(&self.group, exported)
     }
 
+    /// A checkpoint may name a best measurement whose weights were lost since.
+    fn forget_lost(&mut self) -> Result<()> {
+        let lost = if self.group.is_first() { start::lost_best(&self.prepared.job.output) } else { Ok(None) };
+        let lost = shared(&self.group, together(&self.group, lost)?)?;
+        self.state.best = self.state.best.filter(|best| Some(best.step) != lost);
+        Ok(())
+    }
+
     /// Writes the model of a run that resumes again if a file of it is missing: the weights of the best measurement, or those of the
-    /// last checkpoint.
+    /// last checkpoint. After a rollback, a checkpoint of the step of the best measurement may have other weights, for which it has
+    /// another measurement.
     fn restore_model(&mut self) -> Result<()> {
         let missing = if self.saved.is_some() { model::missing(&self.prepared.job.output) } else { None };
         let Some(file) = shared(&self.group, missing.map(str::to_owned))? else { return Ok(()) };
         let at = self.state.counters.step;
-        let step = self.state.best.map_or(at, |best| best.step);
-        if step == at {
+        let best = self.state.best;
+        let step = best.map_or(at, |best| best.step);
+        if best.is_none() || self.state.last == best {
             return self.export_if(|_| true);
         }
         let found = if self.group.is_first() { self.checkpoints.of_step(step) } else { None };
-        match shared(&self.group, found)? {
+        match shared(&self.group, found)?.filter(|found| found.state.last == best) {
             Some(found) => self.export_checkpoint(found),
             None => self.replace_model(&file, step),
         }
@@ -585,6 +596,8 @@ impl Run {
         if self.ended().is_some() {
             return Err(TrainFault::ModelLost { path, step }.into());
         }
+        let noted = if self.group.is_first() { start::note_lost(&self.prepared.job.output, step) } else { Ok(()) };
+        together(&self.group, noted)?;
         if self.group.is_first() {
             tracing::warn!(
                 "{} is missing: it belongs to the model of step {step}, and there is no complete checkpoint of that step; writing \

@@ -68,6 +68,13 @@ const FILES: [&str; 9] = [
 ];
 /// Most steps between two checkpoints, unless told otherwise: as bilm-tf.
 const CHECKPOINT_EVERY: u64 = 1250;
+/// Whether a path within the folder of a run is that of a file which the run writes, so that it is no text to read.
+pub(super) fn is_of_run(path: &str) -> bool {
+    let first = path.split('/').next().unwrap_or_default();
+    let is_staged = first.starts_with('.') || first.starts_with(LOCK);
+    is_staged || path == VOCAB || FILES.contains(&path) || FOLDERS.contains(&first)
+}
+
 /// Folders of a run.
 const FOLDERS: [&str; 2] = [CHECKPOINTS, tensorboard::FOLDER];
 /// More of the tokens outside of the vocabulary is worth a warning.
@@ -91,6 +98,9 @@ struct RunFile {
     /// The run has made a checkpoint. If none is left, it must not begin anew by itself and replace its model.
     #[serde(default)]
     has_checkpoint: bool,
+    /// Step of a best measurement whose weights are lost. It does not count any more, also in checkpoints that name it.
+    #[serde(default)]
+    lost_best: Option<u64>,
 }
 
 /// A job whose inputs were read and checked.
@@ -132,10 +142,10 @@ impl Prepared {
             sentences: job.text.sentences,
             block_sentences: job.text.block_sentences,
         };
-        let output = stores.locate(&job.output.to_string_lossy())?;
+        let run = stores.locate(&job.output.to_string_lossy())?;
         let shards = |inputs, order| Shards {
             inputs,
-            output: Some(&output),
+            run: Some(&run),
             column: &job.text.column,
             reading,
             order,
@@ -588,6 +598,10 @@ impl RunFolder {
 
     /// Removes an earlier run.
     fn clear(&self) -> Result<()> {
+        // If it is interrupted, the run begins anew.
+        if let Ok(Some(run)) = run_of(&self.path) {
+            write_run(&self.path, &RunFile { has_checkpoint: false, ..run })?;
+        }
         // The file that makes the folder a run is the last one, so that a clearing that was interrupted is repeated.
         let remove = |name: &&str| model::ignore_missing(fs::remove_file(self.path.join(name)));
         let remove_folder = |name: &&str| model::ignore_missing(fs::remove_dir_all(self.path.join(name)));
@@ -599,7 +613,7 @@ impl RunFolder {
 
     fn begin(&self, settings: &Settings) -> Result<()> {
         let (elmo, settings) = (env!("CARGO_PKG_VERSION").to_owned(), settings.clone());
-        write_run(&self.path, &RunFile { version: 1, elmo, settings, has_checkpoint: false })
+        write_run(&self.path, &RunFile { version: 1, elmo, settings, has_checkpoint: false, lost_best: None })
     }
 }
 
@@ -618,6 +632,22 @@ pub(super) fn note_checkpoint(folder: &Path) -> Result<()> {
         Some(run) if !run.has_checkpoint => write_run(folder, &RunFile { has_checkpoint: true, ..run }),
         _ => Ok(()),
     }
+}
+
+/// Notes that the weights of the best measurement, at this step, are lost.
+///
+/// # Errors
+/// As [`note_checkpoint`].
+pub(super) fn note_lost(folder: &Path, step: u64) -> Result<()> {
+    run_of(folder)?.map_or(Ok(()), |run| write_run(folder, &RunFile { lost_best: Some(step), ..run }))
+}
+
+/// The step that was given to [`note_lost`].
+///
+/// # Errors
+/// As [`note_checkpoint`].
+pub(super) fn lost_best(folder: &Path) -> Result<Option<u64>> {
+    Ok(run_of(folder)?.and_then(|run| run.lost_best))
 }
 
 /// Refuses a run without a checkpoint that has made one. A run that was killed before its first checkpoint begins again, although

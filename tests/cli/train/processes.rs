@@ -427,4 +427,10 @@ fn variables_that_describe_no_run_are_refused() {
             assert!(error.contains(text), "{text}: {error}");
         }
     }
+    // Variables of somebody else.
+    for variables in [&[("RANK", "0")][..], &[("WORLD_SIZE", "4")], &[("RANK", "gold"), ("WORLD_SIZE", "4")]] {
+        let mut command = place.elmo();
+        let found = ended(command.args(["eval", "valid.txt"]).envs(variables.iter().copied()).output().unwrap());
+        assert!(!found.err.contains("one process"), "{variables:?}: {found:?}");
+    }
 }

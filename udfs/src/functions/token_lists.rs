@@ -13,11 +13,12 @@ use datafusion::{
     logical_expr::ColumnarValue,
 };
 
-/// The field of a token's vector, given the field of a list of tokens. The metadata `elmo.*` is that of the list.
+/// The field of a token's vector, given the field of a list of tokens. The metadata `elmo.*` is that of the list, but for the level,
+/// which a file may record of it: the result is no list of tokens.
 /// `function` is named in errors.
 pub(super) fn vector_field(function: &str, tokens: &Field) -> Result<Field> {
     let vector = embedding(function, tokens.data_type())?;
-    let of_list = tokens.metadata().iter().filter(|(key, _)| key.starts_with("elmo."));
+    let of_list = tokens.metadata().iter().filter(|(key, _)| key.starts_with("elmo.") && *key != "elmo.level");
     let metadata = vector.metadata().iter().chain(of_list).map(|(key, value)| (key.clone(), value.clone()));
     Ok(vector.as_ref().clone().with_metadata(metadata.collect()).with_nullable(true))
 }

@@ -18,7 +18,7 @@ pub(super) use self::{
     stream::{Passes, Sentences, StreamPosition},
     survey::{Hashes, LONG, LONG_ENOUGH, Shard, Survey, Wanted, differences},
 };
-use super::words::Words;
+use super::{start::is_of_run, words::Words};
 use crate::{
     error::{Error, Result},
     source::{self, InputFile, Plan, Request},
@@ -51,13 +51,21 @@ pub(super) struct Corpus {
 #[derive(Debug)]
 pub(super) struct Shards<'j> {
     pub(super) inputs: &'j [String],
-    /// Folder that a run writes to: its files are no text.
-    pub(super) output: Option<&'j Location>,
+    /// Folder of the run: what it writes there is no text.
+    pub(super) run: Option<&'j Location>,
     pub(super) column: &'j str,
     pub(super) reading: Reading,
     pub(super) order: Order,
     pub(super) seed: u64,
     pub(super) skip_bad_rows: bool,
+}
+
+/// Whether a file is one that the run in a folder writes.
+fn is_written(file: &InputFile, run: &Location) -> bool {
+    let real = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
+    let place = file.location.as_ref().and_then(real).zip(real(run));
+    let within = place.as_ref().and_then(|(file, run)| file.strip_prefix(run).ok());
+    within.and_then(|path| path.to_str()).is_some_and(is_of_run)
 }
 
 impl Corpus {
@@ -71,7 +79,13 @@ impl Corpus {
             let help = "write the text to a file first: it is read several times, also once for each direction";
             return Err(Error::usage("the text cannot be standard input", help));
         }
-        let mut files = source::list(stores, shards.inputs, shards.output).await?;
+        let mut files = source::list(stores, shards.inputs, None).await?;
+        let is_of_run = |file: &InputFile| shards.run.is_some_and(|run| is_written(file, run));
+        if files.iter().all(is_of_run) {
+            let file = files.first().map(ToString::to_string).unwrap_or_default();
+            return Err(Error::usage(format!("{file}: is a file of the run"), "give the text that the run is to read"));
+        }
+        files.retain(|file| !is_of_run(file));
         // By name, however the inputs were given.
         files.sort_by_key(ToString::to_string);
         if files.len() > MAX_SHARDS {

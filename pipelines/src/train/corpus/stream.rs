@@ -346,7 +346,7 @@ mod tests {
             Reading { tokenizer: TokenizerKind::Whitespace, sentences: SentenceMode::Off, block_sentences: 4 };
         let inputs = [folder.path().display().to_string()];
         let shards =
-            Shards { inputs: &inputs, output: None, column: "text", reading, order, seed: 5, skip_bad_rows: false };
+            Shards { inputs: &inputs, run: None, column: "text", reading, order, seed: 5, skip_bad_rows: false };
         let words = Arc::new(Words::of_list(words.to_vec()));
         Arc::new(Corpus::open(&Stores::with_settings([]), shards, &words).await.unwrap())
     }
