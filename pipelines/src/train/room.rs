@@ -104,6 +104,9 @@ impl Room {
     }
 }
 
+/// Rows that the LSTM layers compute at least in a step.
+const LEAST_WIDTH: usize = 16;
+
 impl Load<'_> {
     fn of_model(&self) -> f64 {
         self.options.parameters() as f64
@@ -192,7 +195,8 @@ impl Load<'_> {
             _ => (9, 4),
         };
         let of_token = 2 * lstm.n_layers * (d * lstm.dim + p * lstm.projection_dim);
-        self.tokens_of_lane() as f64 * of_token as f64
+        let rows = self.rows.div_ceil(self.lanes()).max(LEAST_WIDTH);
+        (rows * self.recipe.positions) as f64 * of_token as f64
     }
 
     /// Logits of a lane.

@@ -73,7 +73,7 @@ mod tests {
         let inputs = [folder.path().display().to_string()];
         let shards = Shards {
             inputs: &inputs,
-            output: None,
+            run: None,
             column: "text",
             reading,
             order: Order::Bilm,

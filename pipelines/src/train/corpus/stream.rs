@@ -470,7 +470,7 @@ mod tests {
         let inputs = ["memory://slow/corpus".to_owned()];
         let shards = Shards {
             inputs: &inputs,
-            output: None,
+            run: None,
             column: "text",
             reading,
             order: Order::Bilm,
