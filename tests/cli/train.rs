@@ -499,6 +499,23 @@ fn the_best_model_is_written_again_from_its_checkpoint() {
     place.exits("model verify run", 0);
 }
 
+/// A run that was killed in step 16 has measured step 10 only, and has a checkpoint of step 15. Expected: the weights of step 10, as its
+/// measurement is the one that MODEL.md names.
+#[test]
+fn weights_that_were_not_measured_are_not_the_best_ones() {
+    let place = prepared();
+    let words =
+        "--valid valid.txt --eval-every 10 --checkpoint-every 5 --keep-checkpoints 9 --steps 20 -q --output run";
+    let killed = place.run_with(&run(words), &[("FAILPOINTS", "train.after_step=15*off->return")]);
+    assert_eq!(killed.code, None, "{killed:?}");
+    let weights = place.path("run/weights.safetensors");
+    let best = fs::read(&weights).unwrap();
+    fs::remove_file(&weights).unwrap();
+    let killed = place.run_with(&run(words), &[("FAILPOINTS", "train.after_step=return")]);
+    assert_eq!(killed.code, None, "{killed:?}");
+    assert!(fs::read(&weights).unwrap() == best, "the weights of step 10 were expected");
+}
+
 #[test]
 fn other_settings_and_another_corpus_are_refused_with_the_difference() {
     let place = prepared();

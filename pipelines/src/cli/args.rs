@@ -233,9 +233,9 @@ pub(super) struct EngineArgs {
 
     /// Precision of matrix products: f32; tf32, bf16 or f16, for GPUs, good to 2-3 digits; or int8, for CPUs, good to 2 digits
     ///
-    /// tf32, bf16 and f16 are faster on recent GPUs, bf16 also on CPUs with instructions for it, and int8 is about three times as fast as f32 on CPUs with AVX-512 VNNI. `elmo bench
-    /// --drift` measures how far their vectors are from those in f32. Outputs name the precision. docs/precision.md says
-    /// what each is good enough for.
+    /// tf32, bf16 and f16 are faster on recent GPUs, bf16 also on CPUs with instructions for it, and int8 is about three times
+    /// as fast as f32 on CPUs with AVX-512 VNNI. `elmo bench --drift` measures how far their vectors are from those in f32.
+    /// Outputs name the precision. docs/precision.md says what each is good enough for.
     #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = clap::value_parser!(Precision))]
     precision: Precision,
 

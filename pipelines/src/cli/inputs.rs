@@ -58,7 +58,8 @@ pub(super) struct InputArgs {
     #[arg(long, value_name = "COL,…|all|none", default_value = "all", value_parser = clap::value_parser!(Keep))]
     pub(super) keep: Keep,
 
-    /// Types of kept CSV and JSON columns: guess (from the first rows, without changing a value: 007 is a string, 1.10 a number) or string (as written)
+    /// Types of kept CSV and JSON columns: guess (from the first rows, without changing a value: 007 is a string, 1.10 a
+    /// number) or string (as written)
     #[arg(long, value_name = "TYPES", default_value = "guess", value_parser = one_of::<KeptTypes>(KeptTypes::WORDS))]
     pub(super) types: KeptTypes,
 

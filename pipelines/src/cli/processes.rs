@@ -52,16 +52,16 @@ impl Places {
 /// Refuses a command that each of several processes would repeat.
 ///
 /// # Errors
-/// [`Error::Usage`] when this is one of several, or the variables that say so are not complete.
+/// [`Error::Usage`] when this is one of several, also where variables are missing that a run would need.
 pub(super) fn refuse(command: &str) -> Result<()> {
     let found = match Meeting::from_env(|name| env::var(name).ok()) {
         Ok(None) => return Ok(()),
         Ok(Some(Meeting { rank, size, .. })) => format!("the environment says that this is process {rank} of {size}"),
-        // What `elmo train` would lack to meet the others is not needed to see that there are others.
+        // A run would need more variables than the number of the process and that of all processes.
         Err(error) if is_one_of_several(&|name| env::var(name).ok()) => {
             format!("the environment is that of one of several: {error}")
         }
-        // Variables that are incomplete do not concern this command.
+        // One of these alone is of other use.
         Err(_) => return Ok(()),
     };
     Err(Error::usage(

@@ -84,7 +84,7 @@ pub fn of_data(spec: &ModelSpec, data: &ModelData, files: &ModelFiles, expected:
     Report { model: spec.to_string(), fingerprint: Some(fingerprint), checks, notes: info::notes(data) }
 }
 
-/// Reads the LM head as whoever needs it; `None` for a model without one.
+/// Reads the LM head, which opening a model does not; `None` for a model without one.
 fn lm_head(data: &ModelData, files: &ModelFiles) -> Option<Check> {
     const NAME: &str = "LM head";
     let read = files.read_lm_head(data).transpose()?;

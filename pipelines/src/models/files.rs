@@ -57,8 +57,8 @@ impl ModelFiles {
         }
     }
 
-    /// Reads the LM head of the model that these files are, if it has one. Opening a model leaves a broken one to whoever needs it.
-    /// Blocks.
+    /// Reads the LM head of the model that these files are, if it has one. A model with a broken LM head can be opened, as its vectors do
+    /// not need it. Blocks.
     ///
     /// # Errors
     /// [`LmHeadError::Half`](elmo::lm_head::LmHeadError::Half) in [`elmo::Error::LmHead`] when one of its files is missing; as

@@ -567,7 +567,7 @@ impl Run {
         let at = self.state.counters.step;
         let best = self.state.best;
         let step = best.map_or(at, |best| best.step);
-        if best.is_none() || self.state.last == best {
+        if step == at && self.state.last == best || best.is_none() {
             return self.export_if(|_| true);
         }
         let found = if self.group.is_first() { self.checkpoints.of_step(step) } else { None };

@@ -71,8 +71,8 @@ const CHECKPOINT_EVERY: u64 = 1250;
 /// Whether a path within the folder of a run is that of a file which the run writes, so that it is no text to read.
 pub(super) fn is_of_run(path: &str) -> bool {
     let first = path.split('/').next().unwrap_or_default();
-    let is_staged = first.starts_with('.') || first.starts_with(LOCK);
-    is_staged || path == VOCAB || FILES.contains(&path) || FOLDERS.contains(&first)
+    let is_staged = first.starts_with('.');
+    is_staged || FOLDERS.contains(&first) || FILES.contains(&path) || [LOCK, VOCAB].contains(&path)
 }
 
 /// Folders of a run.

@@ -5,7 +5,10 @@ mod order;
 mod stream;
 mod survey;
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use elmo::{
     RowError,
@@ -60,12 +63,16 @@ pub(super) struct Shards<'j> {
     pub(super) skip_bad_rows: bool,
 }
 
+/// The path of a local file or folder that exists, without links.
+fn real_path(location: &Location) -> Option<PathBuf> {
+    location.local_path()?.canonicalize().ok()
+}
+
 /// Whether a file is one that the run in a folder writes.
-fn is_written(file: &InputFile, run: &Location) -> bool {
-    let real = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
-    let place = file.location.as_ref().and_then(real).zip(real(run));
-    let within = place.as_ref().and_then(|(file, run)| file.strip_prefix(run).ok());
-    within.and_then(|path| path.to_str()).is_some_and(is_of_run)
+fn is_written(file: &InputFile, run: &Path) -> bool {
+    let file = file.location.as_ref().and_then(real_path);
+    let within = file.as_ref().and_then(|file| file.strip_prefix(run).ok());
+    within.and_then(Path::to_str).is_some_and(is_of_run)
 }
 
 impl Corpus {
@@ -80,7 +87,8 @@ impl Corpus {
             return Err(Error::usage("the text cannot be standard input", help));
         }
         let mut files = source::list(stores, shards.inputs, None).await?;
-        let is_of_run = |file: &InputFile| shards.run.is_some_and(|run| is_written(file, run));
+        let run = shards.run.and_then(real_path);
+        let is_of_run = |file: &InputFile| run.as_ref().is_some_and(|run| is_written(file, run));
         if files.iter().all(is_of_run) {
             let file = files.first().map(ToString::to_string).unwrap_or_default();
             return Err(Error::usage(format!("{file}: is a file of the run"), "give the text that the run is to read"));
