@@ -11,6 +11,7 @@ use arrow::{
     datatypes::Field,
 };
 use async_trait::async_trait;
+use datafusion::common::runtime::SpawnedTask;
 use elmo::{ColumnEmbedder, EmbedSpec, EmbeddedColumns, spec::Level};
 
 /// Columns that are being computed.
@@ -148,12 +149,14 @@ impl Stage for EmbedStage {
         self.embedder.metadata()
     }
 
-    /// On a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model here.
+    /// On a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model here. The columns are
+    /// built on a task of their own: beside a GPU, one task for those of all batches would have no time for anything else.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
         let (embedder, texts) = (self.embedder.clone(), Arc::clone(texts));
         let submitted = tokio::task::spawn_blocking(move || embedder.submit(&texts)).await;
         // It dies only with the runtime, or of a defect that was reported where it happened.
-        Ok(Box::pin(submitted.unwrap_or(Err(elmo::Error::Closed))?))
+        let building = SpawnedTask::spawn(submitted.unwrap_or(Err(elmo::Error::Closed))?);
+        Ok(Box::pin(async { building.join_unwind().await.unwrap_or(Err(elmo::Error::Closed)) }))
     }
 
     fn device(&self) -> String {

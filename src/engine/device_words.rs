@@ -40,16 +40,22 @@ impl DeviceWords {
             self.clear(model)?;
         }
         let (distinct, sentences) = DistinctWords::of(jobs, boundaries);
-        let is_new = |word: &&str| !self.rows.contains_key(*word);
-        let mut computed: Vec<&str> = distinct.words.iter().copied().filter(is_new).collect();
-        if computed.len() > self.table.room() {
+        // One look-up for each word: in a table that does not fit into the caches of a processor it is slow.
+        let mut known: Vec<Option<i64>> = distinct.words.iter().map(|word| self.rows.get(*word).copied()).collect();
+        if known.iter().filter(|row| row.is_none()).count() > self.table.room() {
             self.clear(model)?;
-            computed = distinct.words.clone();
+            known.fill(None);
         }
-        let first = self.table.append(model, &computed)?;
-        self.rows.extend((first..).zip(&computed).map(|(row, word)| (Box::from(*word), row)));
-        let rows = distinct.words.iter().map(|word| self.rows[*word]).collect();
-        let hits = distinct.uses_of(|word| self.rows[word] < first);
+        let new = |(word, row): (&&'j str, &Option<i64>)| row.is_none().then_some(*word);
+        let computed: Vec<&str> = distinct.words.iter().zip(&known).filter_map(new).collect();
+        let mut next = self.table.append(model, &computed)?;
+        self.rows.extend((next..).zip(&computed).map(|(row, word)| (Box::from(*word), row)));
+        let hits = distinct.uses.iter().zip(&known).filter(|(_, row)| row.is_some()).map(|(uses, _)| uses).sum();
+        let mut row_of_new = || {
+            next += 1;
+            next - 1
+        };
+        let rows = known.into_iter().map(|row| row.unwrap_or_else(&mut row_of_new)).collect();
         Ok(WordTable { vectors: Vec::new(), rows, sentences, hits, computed })
     }
 

@@ -57,7 +57,7 @@ pub(super) struct DistinctWords<'j> {
     index: HashMap<&'j str, i64>,
     pub(super) words: Vec<&'j str>,
     /// Tokens per word.
-    uses: Vec<u64>,
+    pub(super) uses: Vec<u64>,
 }
 
 impl<'j> DistinctWords<'j> {
@@ -66,11 +66,6 @@ impl<'j> DistinctWords<'j> {
         let mut words = Self::default();
         let sentences = jobs.iter().map(|job| words.indices(job, boundaries)).collect();
         (words, sentences)
-    }
-
-    /// Tokens of the words that `counts`.
-    pub(super) fn uses_of(&self, counts: impl Fn(&str) -> bool) -> u64 {
-        self.words.iter().zip(&self.uses).filter(|(word, _)| counts(word)).map(|(_, uses)| uses).sum()
     }
 
     fn indices(&mut self, job: &'j Job, boundaries: bool) -> Vec<i64> {
