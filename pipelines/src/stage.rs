@@ -150,7 +150,7 @@ impl Stage for EmbedStage {
     }
 
     /// On a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model here. The columns are
-    /// built on a task of their own: beside a GPU, one task for those of all batches would have no time for anything else.
+    /// built on a task of their own: with a GPU, a task that builds the columns of all batches would delay everything else that it does.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
         let (embedder, texts) = (self.embedder.clone(), Arc::clone(texts));
         let submitted = tokio::task::spawn_blocking(move || embedder.submit(&texts)).await;

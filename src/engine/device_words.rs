@@ -40,7 +40,7 @@ impl DeviceWords {
             self.clear(model)?;
         }
         let (distinct, sentences) = DistinctWords::of(jobs, boundaries);
-        // One look-up for each word: in a table that does not fit into the caches of a processor it is slow.
+        // One look-up for each word: in a table that does not fit into the caches of a processor, a look-up is slow.
         let mut known: Vec<Option<i64>> = distinct.words.iter().map(|word| self.rows.get(*word).copied()).collect();
         if known.iter().filter(|row| row.is_none()).count() > self.table.room() {
             self.clear(model)?;

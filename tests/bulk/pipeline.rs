@@ -6,20 +6,23 @@ use std::{
     time::Duration,
 };
 
+use arrow::{array::ArrayRef, datatypes::Field};
+use async_trait::async_trait;
 use bytes::Bytes;
 use elmo::{EmbedSpec, spec::OnError};
 use elmo_pipelines::{
     Error,
     bulk::{self, BulkJob},
     report::Silent,
+    stage::{Pending, Stage},
     stores::Stores,
 };
 use futures::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, path::Path};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::{
-    common::{Hashing, job, lines, plain, run},
+    common::{Hashing, Place, job, lines, plain, run, run_local},
     frozen::{At, Gate, Shared, View},
 };
 
@@ -156,6 +159,62 @@ async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next
     let report = run(&the_job(), &again, &stores(&shared, None)).await.unwrap();
     assert_eq!((report.resumed_rows, again.rows.into_inner() as u64), (rows, 255 - rows));
     assert!(outcome(&shared).await == undisturbed_with(255).await);
+}
+
+/// As [`Hashing`], but columns are built on tasks of their own: none before `released`, and then one after the other.
+#[derive(Debug)]
+struct Building {
+    vectors: Hashing,
+    released: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl Stage for Building {
+    fn spec(&self) -> &EmbedSpec {
+        self.vectors.spec()
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        self.vectors.fields()
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        self.vectors.metadata()
+    }
+
+    async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
+        let (columns, released) = (self.vectors.submit(texts).await?, Arc::clone(&self.released));
+        let building = tokio::spawn(async move {
+            let _turn = released.acquire().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            columns.await
+        });
+        Ok(Box::pin(async { building.await.unwrap() }))
+    }
+}
+
+/// All chunks in flight are computed when the job is interrupted, and their columns are built one after the other: 8 chunks of 4 rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interruption_keeps_rows_whose_columns_are_being_built() {
+    let place = Place::new();
+    place.write("a.txt", lines(255));
+    let released = Arc::new(Semaphore::new(0));
+    let stage = Arc::new(Building { vectors: Hashing::default(), released: Arc::clone(&released) });
+    let stop = Arc::new(Notify::new());
+    let the_job = BulkJob { rows_per_file: Some(1000), grace: Duration::from_secs(30), ..place.job("a.txt", "out") };
+    let job = tokio::spawn({
+        let (stage, stop, job) = (Arc::clone(&stage), Arc::clone(&stop), the_job.clone());
+        async move { bulk::run(&job, stage.as_ref(), &Stores::with_settings([]), stop.notified(), &Silent).await }
+    });
+    while stage.vectors.rows.load(Ordering::SeqCst) < 32 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stop.notify_one();
+    released.add_permits(1);
+    let error = job.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Interrupted { rows: 32, again: true, begun: true }), "{error:?}");
+    let report = run_local(&the_job).await.unwrap();
+    assert_eq!((report.resumed_rows, report.counts.rows_out), (32, 255));
 }
 
 /// A store that does not take the first part: the job ends after the grace period, and the next one computes all rows again.

@@ -30,6 +30,9 @@ use crate::{
 /// Interval of progress updates while devices work.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Time in which the columns of a chunk are built once all of its vectors are computed, on a machine that is busy.
+const BUILDING_TIME: Duration = Duration::from_millis(500);
+
 /// Why no more rows are added to a part.
 pub(super) enum Filled {
     /// It is complete.
@@ -180,7 +183,8 @@ impl<'j> Run<'j> {
         if self.can_resume(manifest, number) {
             // If a row fails, it fails again when the job is resumed.
             let _ = tokio::time::timeout_at(stopped + self.grace, self.add_in_flight(feed, &mut open)).await;
-            while let Some(Ok(true)) = self.add_in_flight(feed, &mut open).now_or_never() {}
+            // Those behind it may be computed, too, but their columns are built on other tasks.
+            while let Ok(Ok(true)) = tokio::time::timeout(BUILDING_TIME, self.add_in_flight(feed, &mut open)).await {}
             let saved = match manifest.hold().await {
                 Ok(()) => open.prefix.save(&manifest.partial()).await.map_err(Error::from),
                 Err(error) => Err(error.into()),
