@@ -2,8 +2,8 @@
 //!
 //! A device is kept busy by several batches that are queued at once. [`InOrder`] submits them while it is polled, tags each one with
 //! what the caller needs to know about it (slices of files, offsets of messages), and returns the columns in the order of
-//! submission, whatever order the devices finish in. The batches belong to the value, and dropping it cancels
-//! them.
+//! submission, whatever order the devices finish in. The batches belong to the value, and
+//! dropping it cancels them.
 
 use std::{
     collections::VecDeque,

@@ -149,8 +149,8 @@ impl Stage for EmbedStage {
         self.embedder.metadata()
     }
 
-    /// On a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model here. The columns are
-    /// built on a task of their own: with a GPU, a task that builds the columns of all batches would delay everything else that it does.
+    /// Submits on a thread of its own: texts take long to tokenise, a full queue blocks, and state `carry` runs the model there. Builds the
+    /// columns on a task of their own: with a GPU, a task that builds the columns of all batches delays everything else that it does.
     async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
         let (embedder, texts) = (self.embedder.clone(), Arc::clone(texts));
         let submitted = tokio::task::spawn_blocking(move || embedder.submit(&texts)).await;

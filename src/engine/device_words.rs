@@ -48,14 +48,10 @@ impl DeviceWords {
         }
         let new = |(word, row): (&&'j str, &Option<i64>)| row.is_none().then_some(*word);
         let computed: Vec<&str> = distinct.words.iter().zip(&known).filter_map(new).collect();
-        let mut next = self.table.append(model, &computed)?;
-        self.rows.extend((next..).zip(&computed).map(|(row, word)| (Box::from(*word), row)));
+        let mut new_rows = self.table.append(model, &computed)?..;
+        self.rows.extend(new_rows.clone().zip(&computed).map(|(row, word)| (Box::from(*word), row)));
         let hits = distinct.uses.iter().zip(&known).filter(|(_, row)| row.is_some()).map(|(uses, _)| uses).sum();
-        let mut row_of_new = || {
-            next += 1;
-            next - 1
-        };
-        let rows = known.into_iter().map(|row| row.unwrap_or_else(&mut row_of_new)).collect();
+        let rows = known.into_iter().filter_map(|row| row.or_else(|| new_rows.next())).collect();
         Ok(WordTable { vectors: Vec::new(), rows, sentences, hits, computed })
     }
 

@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use arrow::{
@@ -29,6 +30,7 @@ use elmo_pipelines::{
 };
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 /// Numbers in a vector of [`Hashing`].
 pub(crate) const WIDTH: usize = 8;
@@ -39,6 +41,8 @@ pub(crate) struct Hashing {
     pub(crate) spec: EmbedSpec,
     /// Never answers: a device that hangs.
     pub(crate) stuck: bool,
+    /// Columns are built on tasks of their own, each with a permit, which it gives back after 10 ms.
+    pub(crate) built: Option<Arc<Semaphore>>,
     /// Rows that were given to it.
     pub(crate) rows: AtomicUsize,
 }
@@ -76,6 +80,15 @@ impl Stage for Hashing {
             return Ok(Box::pin(pending()));
         }
         let done = embed(texts, self.spec.on_error);
+        if let Some(built) = &self.built {
+            let built = Arc::clone(built);
+            let building = tokio::spawn(async move {
+                let _turn = built.acquire().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                done
+            });
+            return Ok(Box::pin(async { building.await.unwrap() }));
+        }
         // As from a device: not at once.
         Ok(Box::pin(async {
             tokio::task::yield_now().await;
@@ -174,7 +187,7 @@ pub(crate) fn job(input: &str, output: &str) -> BulkJob {
         window_rows: 4,
         overwrite: false,
         check: false,
-        grace: std::time::Duration::from_secs(1),
+        grace: Duration::from_secs(1),
     }
 }
 

@@ -6,15 +6,12 @@ use std::{
     time::Duration,
 };
 
-use arrow::{array::ArrayRef, datatypes::Field};
-use async_trait::async_trait;
 use bytes::Bytes;
 use elmo::{EmbedSpec, spec::OnError};
 use elmo_pipelines::{
     Error,
     bulk::{self, BulkJob},
     report::Silent,
-    stage::{Pending, Stage},
     stores::Stores,
 };
 use futures::TryStreamExt;
@@ -67,14 +64,18 @@ async fn undisturbed_with(rows: usize) -> BTreeMap<String, Bytes> {
 
 /// Waits until the first part is about to be published and the stage has so many rows.
 async fn until(gate: &Gate, stage: &Hashing, rows: usize) {
+    gate.reached.acquire().await.unwrap().forget();
+    has_rows(stage, rows).await;
+}
+
+async fn has_rows(stage: &Hashing, rows: usize) {
     let reached = async {
-        gate.reached.acquire().await.unwrap().forget();
         while stage.rows.load(Ordering::SeqCst) < rows {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(60), reached).await;
-    assert!(waited.is_ok(), "the next part waits for the one before");
+    assert!(waited.is_ok(), "the stage is not given {rows} rows");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,54 +162,20 @@ async fn an_interruption_while_a_part_is_published_keeps_it_and_rows_of_the_next
     assert!(outcome(&shared).await == undisturbed_with(255).await);
 }
 
-/// As [`Hashing`], but columns are built on tasks of their own: none before `released`, and then one after the other.
-#[derive(Debug)]
-struct Building {
-    vectors: Hashing,
-    released: Arc<Semaphore>,
-}
-
-#[async_trait]
-impl Stage for Building {
-    fn spec(&self) -> &EmbedSpec {
-        self.vectors.spec()
-    }
-
-    fn fields(&self) -> Vec<Field> {
-        self.vectors.fields()
-    }
-
-    fn metadata(&self) -> Vec<(String, String)> {
-        self.vectors.metadata()
-    }
-
-    async fn submit(&self, texts: &ArrayRef) -> elmo::Result<Pending> {
-        let (columns, released) = (self.vectors.submit(texts).await?, Arc::clone(&self.released));
-        let building = tokio::spawn(async move {
-            let _turn = released.acquire().await.unwrap();
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            columns.await
-        });
-        Ok(Box::pin(async { building.await.unwrap() }))
-    }
-}
-
 /// All chunks in flight are computed when the job is interrupted, and their columns are built one after the other: 8 chunks of 4 rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interruption_keeps_rows_whose_columns_are_being_built() {
     let place = Place::new();
     place.write("a.txt", lines(255));
     let released = Arc::new(Semaphore::new(0));
-    let stage = Arc::new(Building { vectors: Hashing::default(), released: Arc::clone(&released) });
+    let stage = Arc::new(Hashing { built: Some(Arc::clone(&released)), ..Hashing::default() });
     let stop = Arc::new(Notify::new());
     let the_job = BulkJob { rows_per_file: Some(1000), grace: Duration::from_secs(30), ..place.job("a.txt", "out") };
     let job = tokio::spawn({
         let (stage, stop, job) = (Arc::clone(&stage), Arc::clone(&stop), the_job.clone());
         async move { bulk::run(&job, stage.as_ref(), &Stores::with_settings([]), stop.notified(), &Silent).await }
     });
-    while stage.vectors.rows.load(Ordering::SeqCst) < 32 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    has_rows(&stage, 32).await;
     stop.notify_one();
     released.add_permits(1);
     let error = job.await.unwrap().unwrap_err();

@@ -183,7 +183,7 @@ impl<'j> Run<'j> {
         if self.can_resume(manifest, number) {
             // If a row fails, it fails again when the job is resumed.
             let _ = tokio::time::timeout_at(stopped + self.grace, self.add_in_flight(feed, &mut open)).await;
-            // Those behind it may be computed, too, but their columns are built on other tasks.
+            // The vectors of later chunks may be complete, too, while other tasks build their columns.
             while let Ok(Ok(true)) = tokio::time::timeout(BUILDING_TIME, self.add_in_flight(feed, &mut open)).await {}
             let saved = match manifest.hold().await {
                 Ok(()) => open.prefix.save(&manifest.partial()).await.map_err(Error::from),
