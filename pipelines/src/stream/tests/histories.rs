@@ -395,6 +395,27 @@ fn a_process_that_has_read_everything_may_lose_its_partitions() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// A batch is ready, and its file is complete, at the very time of a kill. The process dies after it has begun to publish.
+#[test]
+fn a_process_may_publish_at_the_time_of_its_kill() {
+    let settings = Settings { rows_per_file: 1, ..Settings::default() };
+    let takes = Duration::from_secs(1);
+    let wrong = simulated::run(async {
+        let world = World::new(0, 1);
+        world.with(|outside| {
+            outside.log(&partition(0)).produce(1, 0);
+            (outside.slow, outside.stage_takes) = (0, 1000);
+        });
+        let mut process = Process::start(&world, &settings).await;
+        process.consumer.assign(&[partition(0)]).await;
+        process.consumer.round(1);
+        clock::sleep(takes).await;
+        process.kill(&world).await;
+        read_rest(&world, &settings).await
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn whatever_happens_each_message_is_in_the_output_once() {
     check(step(), |seed, settings, steps| simulated::run(run(seed, settings, steps)));

@@ -237,10 +237,11 @@ impl Process {
         {
             task.abort();
         }
-        world.with(|outside| outside.writable.retain(|(member, _)| *member != consumer.member));
+        let member = consumer.member;
         drop(consumer);
-        // Tasks are dropped when they would run next.
+        // Tasks are dropped when they would run next. One that runs at this very time may still publish, before it dies.
         clock::sleep(Duration::from_millis(1)).await;
+        world.with(|outside| outside.writable.retain(|(of, _)| *of != member));
         if budget.used() != 0 {
             world.wrong(format!("{} bytes are never returned", budget.used()));
         }
