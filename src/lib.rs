@@ -66,7 +66,6 @@ mod word_cache;
 pub use built_in::{BuiltIn, BuiltInFile};
 pub use columns::{ColumnEmbedder, ColumnLayout, ColumnStats, EmbeddedColumns, PendingColumns};
 pub use elmo::Elmo;
-/// The former name of [`engine`].
 pub use engine::{Embedder, EmbedderMetrics, EmbedderSettings};
 pub use error::{Error, ErrorKind, Result};
 pub use fingerprint::Fingerprint;

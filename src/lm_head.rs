@@ -33,6 +33,8 @@ pub const UNKNOWN: &str = "<UNK>";
 
 /// Key of the metadata of the softmax that names its weights, as in the other files of a model.
 const FINGERPRINT: &str = "elmo.fingerprint";
+/// Key of the metadata of the softmax with [`digest_of_words`] for the words of its rows.
+const WORDS: &str = "elmo.vocabulary";
 const WEIGHT: &str = "softmax/W";
 const BIAS: &str = "softmax/b";
 /// Maximum size in bytes of a line of a vocabulary.
@@ -153,13 +155,15 @@ impl LmHeadFiles {
             Ok(())
         };
         blocks().map_err(|e| Error::io(&path, e))?;
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex(&hash.finalize()))
     }
 
-    /// Reads vocabulary and softmax for a model whose projection has `width` numbers.
+    /// Reads vocabulary and softmax for a model whose projection has `width` numbers. A softmax that names the words of its rows is
+    /// refused beside others, or beside the same ones in another order, with which every probability would be that of another word. One
+    /// that names none is accepted.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when the vocabulary is invalid, [`Error::Weights`] when the softmax has the size of another
+    /// [`Error::LmHead`] when the vocabulary is invalid or not that of the softmax, [`Error::Weights`] when the softmax has the size of another
     /// vocabulary or model, [`Error::Io`] when a file cannot be read.
     pub fn read(&self, width: usize) -> Result<LmHeadData> {
         let (path, vocab) = self.open(VOCAB)?;
@@ -171,10 +175,28 @@ impl LmHeadFiles {
         let (path, mut softmax) = self.open(SOFTMAX)?;
         let loaded = weights::safetensors::read_from(&mut softmax, &path, &plan)?;
         self.check(&loaded)?;
+        if loaded.metadata.get(WORDS).is_some_and(|named| *named != digest_of_words(&words)) {
+            return Err(LmHeadError::OtherWords { path: self.path(VOCAB), softmax: path }.into());
+        }
         let mut loaded = loaded.weights;
         word_ids(&words)?;
         Ok(LmHeadData { words, weight: take(&mut loaded, WEIGHT), bias: take(&mut loaded, BIAS) })
     }
+}
+
+/// Identifies words in their order: the SHA-256, in hexadecimal, of a file with a word per line. Line ends and byte-order mark of the
+/// file that was read do not matter.
+fn digest_of_words(words: &[String]) -> String {
+    let mut hash = Sha256::new();
+    for word in words {
+        hash.update(word);
+        hash.update("\n");
+    }
+    hex(&hash.finalize())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Removes a tensor that was checked to exist.
@@ -280,7 +302,8 @@ impl LmHeadData {
         self.write(dir, numbers, BTreeMap::from([(FINGERPRINT.to_owned(), model.to_string())]))
     }
 
-    fn write(&self, dir: &Path, numbers: Numbers, header: BTreeMap<String, String>) -> Result<()> {
+    fn write(&self, dir: &Path, numbers: Numbers, mut header: BTreeMap<String, String>) -> Result<()> {
+        header.insert(WORDS.to_owned(), digest_of_words(&self.words));
         let path = dir.join(VOCAB);
         let text = self.words.iter().map(|word| format!("{word}\n")).collect::<String>();
         write_file(&path, |out| write_all(out, &path, text.as_bytes()))?;

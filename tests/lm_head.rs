@@ -1,6 +1,6 @@
 //! Surprisal and perplexity against the plain reference: the layers of `tests/reference`, and a softmax written out.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, ListArray, ListBuilder, StringArray, StringBuilder, StructArray},
@@ -13,7 +13,7 @@ use elmo::{
     model_dir::WeightsFormat,
     spec::{OnError, SentenceMode, TokenizerKind},
     surprisal::Scorer,
-    weights::{Tensor, safetensors::Numbers},
+    weights::{Tensor, Weights, safetensors, safetensors::Numbers},
 };
 
 use crate::reference::{Layers, Reference};
@@ -89,6 +89,31 @@ fn weights_and_softmax_of_different_steps_are_refused() {
     exporter.join().unwrap();
     // Files of before have no name.
     assert!(open(&dir(&folder)).lm_head().is_ok());
+}
+
+/// Words in another order have the rows of others, which no size tells. Line ends and the byte-order mark of an editor are no other words.
+#[test]
+fn a_softmax_beside_other_words_is_refused() {
+    let (folder, _) = with_head(&words());
+    let vocab = folder.path().join("vocab.txt");
+    let read = || LmHeadFiles::find(folder.path()).unwrap().read(P);
+    std::fs::write(&vocab, format!("\u{feff}{}", WORDS.map(|word| format!("{word}\r\n")).concat())).unwrap();
+    assert_eq!(read().unwrap().words(), words());
+    let mut swapped = WORDS;
+    swapped.swap(3, 4);
+    std::fs::write(&vocab, swapped.join("\n")).unwrap();
+    let error = read().unwrap_err().to_string();
+    let (before, after) =
+        ("vocab.txt: these are not the words, in the order, that", "was written for; copy vocab.txt and");
+    assert!(error.contains(before) && error.contains(after), "{error}");
+    // That of another program names none.
+    let (weight, bias) = softmax(WORDS.len());
+    let mut tensors = Weights::default();
+    tensors.insert("softmax/W".to_owned(), weight);
+    tensors.insert("softmax/b".to_owned(), bias);
+    let bytes = safetensors::write(&tensors, &BTreeMap::new()).unwrap();
+    std::fs::write(folder.path().join("softmax.safetensors"), bytes).unwrap();
+    assert_eq!(read().unwrap().words()[3], "bank");
 }
 
 /// `-log2 p` of a word's number after a state, by the definition.

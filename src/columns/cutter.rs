@@ -70,7 +70,7 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Begins with the sentence of that index.
+    /// An empty result, whose next sentence has this index in the text.
     pub(super) fn from_sentence(sentence: u32) -> Self {
         Self { places: Vec::new(), kept: 0, truncated: false, sentence, tokens: 0 }
     }

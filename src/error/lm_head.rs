@@ -46,4 +46,15 @@ pub enum LmHeadError {
         /// Fingerprint in the file.
         found: String,
     },
+    /// The softmax was written for other words, or for the same ones in another order.
+    #[error(
+        "{path}: these are not the words, in the order, that {softmax} was written for; copy vocab.txt and \
+         softmax.safetensors of one model"
+    )]
+    OtherWords {
+        /// The vocabulary.
+        path: PathBuf,
+        /// The softmax.
+        softmax: PathBuf,
+    },
 }

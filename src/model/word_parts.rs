@@ -30,17 +30,17 @@ pub(crate) struct WordPart {
     pub(crate) words: [Vec<i64>; 2],
 }
 
-/// From here on, heights of products are multiples of this.
+/// Above this number of words, the height of a product is a multiple of it.
 const TALL: usize = 1024;
 
-/// Rows of a product of so many words. There are few different heights, because memory for one serves the next product of the same height,
-/// and because a GPU selects its kernel, and so the last bits of a product, by the height.
+/// Rows of the padded product of `words` words. There are few different heights: products of one height reuse the same memory, and a GPU selects
+/// its kernel, and so the last bits of a product, by the height.
 fn height(words: usize) -> usize {
     if words > TALL { words.next_multiple_of(TALL) } else { words.max(MIN_WIDTH).next_power_of_two() }
 }
 
 impl WordParts {
-    /// For packed rows that read `ids` of the token table. A part has as many steps as surely have `most` words or fewer, and at least one.
+    /// For packed rows that read `ids` of the token table. A part has as many steps as are certain to have at most `most` words, and at least one.
     pub(crate) fn new(ids: &[Vec<i64>; 2], steps: &[Step], most: usize) -> Self {
         let table_rows = ids.iter().flatten().max().map_or(0, |&id| id as usize + 1);
         let mut directions = ids.each_ref().map(|ids| Direction::new(ids, table_rows));

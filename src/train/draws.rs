@@ -64,7 +64,7 @@ impl Draws for SeededDraws {
 pub(super) struct LaneDropout<'d> {
     pub(super) draws: &'d dyn Draws,
     pub(super) rate: f64,
-    /// Rows of the window of all processes.
+    /// Rows of this lane, numbered over the window of all processes.
     pub(super) rows: Range<usize>,
     pub(super) positions: usize,
     /// Packed row of each token, per direction.

@@ -23,7 +23,7 @@ pub(super) struct Lane {
     pub(super) start: StartState,
     pub(super) draws: Arc<dyn Draws>,
     pub(super) dropout: f64,
-    /// Rows of the window of all processes.
+    /// Rows of this lane, numbered over the window of all processes.
     pub(super) rows: Range<usize>,
     pub(super) positions: usize,
 }

@@ -37,7 +37,7 @@ use crate::{
 
 /// Interval of progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
-/// Parts that are computed or wait for an earlier one, for each that is computed at a time.
+/// Limit of unpublished units, as a multiple of those that run at a time.
 const AHEAD: usize = 4;
 
 /// Unpublished files that are deleted at the same time.
@@ -91,7 +91,7 @@ pub struct UnitProgress {
 struct Todo {
     number: usize,
     start: Position,
-    /// Where a row begins in the file of `start`, at or before it.
+    /// The last known start of a row in the file of `start` that is not after `start`.
     mark: Option<Mark>,
     /// Files that have its rows, and the row after it.
     files: Range<usize>,
@@ -105,7 +105,7 @@ struct Ended {
     computed: Result<Computed>,
 }
 
-/// Units under way, and those that wait for earlier ones.
+/// Running units, and completed ones that wait for earlier ones.
 struct Window<'u> {
     todo: VecDeque<Todo>,
     /// Numbers of the units that have begun and are not published, in order.

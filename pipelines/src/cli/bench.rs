@@ -21,6 +21,9 @@ use crate::{
     stores::Stores,
 };
 
+/// The help of `--model`, which other commands have with another default.
+const MODEL: &str = "The model: a directory, a zip, a URL of either, or a built-in model [default: random weights of --size; with --drift, books]";
+
 /// Measure tokens/s, padding, cache hits and GFLOP/s, relative to the matrix products of this machine
 ///
 /// The ceiling is the speed of the matrix products alone, with the shapes of the model and in the same precision, measured in the
@@ -35,12 +38,14 @@ Examples:
   elmo bench --model tiny --text reviews.jsonl --seconds 2 --json
   elmo bench --text reviews.jsonl --precision int8 --drift
   elmo bench --constant 1024 --rows 20000
-  elmo bench --constant 1024 --brokers localhost:9092")]
+  elmo bench --constant 1024 --brokers localhost:9092",
+    mut_arg("model", |model| model.help(MODEL).long_help(MODEL))
+)]
 pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Random weights of a published size instead of a model [default: small, where no model is given]
+    /// Random weights of a published size instead of a model [default: small, if no model is given]
     #[arg(long, value_name = "SIZE", value_parser = one_of::<Size>(Size::WORDS), help_heading = "Model", conflicts_with_all = ["model", "options", "weights"])]
     size: Option<Size>,
 

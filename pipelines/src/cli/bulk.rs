@@ -32,7 +32,7 @@ pub(super) struct OutputArgs {
     /// Input rows per file [default: about 128 MiB before compression]
     ///
     /// Files are durable as a whole, so a crash loses the rows that are computed and in no published file: those of the file that is being
-    /// filled, of rows on their way, and of complete files that wait to be published, up to three of the default size. With --cluster, these
+    /// filled, of rows in flight, and of complete files that wait to be published, up to three of the default size. With --cluster, these
     /// are up to four for each unit.
     #[arg(long, value_name = "N", value_parser = positive)]
     rows_per_file: Option<usize>,

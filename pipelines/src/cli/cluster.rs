@@ -40,7 +40,7 @@ enum Process {
     Status(StatusArgs),
 }
 
-/// Run a worker, which reads, embeds and reduces the parts of queries that clients give it
+/// Run a worker, which executes parts of queries and of bulk jobs for clients
 ///
 /// Start one per machine, or one per GPU with --device. Clients connect to it, and so do the other workers. It opens files
 /// and models by the paths and URLs of the query, with its own credentials. After a signal, it exits when its tasks are done.
@@ -131,7 +131,7 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| Error::io(path, e))
 }
 
-/// Show the workers of a cluster: version, devices, models that are open, tasks under way
+/// Show the workers of a cluster: version, devices, open models, running tasks
 ///
 /// Exits with 5 if one does not answer.
 #[derive(Debug, Args)]

@@ -45,7 +45,7 @@ Examples:
   printf 'It rained.\\nWe stayed in.\\n' | elmo embed - --output lines
 
 The output has one row per input row, in the same order. A job can be killed at any time: the same
-command resumes it, and the resulting files are byte-identical. The exit code is 6 if rows
+command resumes it, and on a CPU the resulting files are byte-identical. The exit code is 6 if rows
 were rejected or malformed; rows whose text is NULL or blank are not rejected."
 )]
 pub(super) struct EmbedArgs {

@@ -38,7 +38,7 @@ impl Args for FinetuneArgs {
         command
             .about(ABOUT)
             .long_about(LONG_ABOUT)
-            .override_usage("elmo finetune [OPTIONS] --model <MODEL> --shards <INPUT>... --output <DIR>")
+            .override_usage("elmo finetune [OPTIONS] --shards <INPUT>... --output <DIR>")
             .after_help(EXAMPLES)
             .args(of_train.get_arguments().cloned().map(changed))
     }

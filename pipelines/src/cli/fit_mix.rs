@@ -21,7 +21,7 @@ use crate::{
     stores::Stores,
 };
 
-/// Fit a scalar mix of the layers to labelled data, and measure what it is worth
+/// Fit a scalar mix of the layers to labelled data, and compare it with simpler vectors
 ///
 /// The biLM stays as it is. Weights of its layers and a scale are learned together with a linear classifier of tokens, or of
 /// texts by the maximum over their tokens. The weights and the scale are written as mix.json, which --layers reads. Beside

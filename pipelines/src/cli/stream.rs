@@ -8,7 +8,10 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
     value_parser,
 };
-use elmo::{ColumnEmbedder, spec::OnError};
+use elmo::{
+    ColumnEmbedder,
+    spec::{OnError, StateMode},
+};
 
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
@@ -50,8 +53,16 @@ Examples:
   elmo stream --brokers kafka:9092 --topic reviews --group elmo --output-topic vectors
   elmo stream status --output s3://bucket/reviews --brokers kafka:9092
 
-Each message is in the output once, in the order of the offsets, whatever process is killed or started twice. The same
-command continues where the output ends. Start more processes with the same command to share the partitions."
+Each message is in the output once, in the order of the offsets, even if processes are killed or
+started twice. The same command continues where the output ends. Start more processes with the same
+command to share the partitions.",
+    mut_arg("batch_rows", |rows| rows.hide(true)),
+    mut_arg("state", |state| state
+        .value_parser(one_of::<StateMode>(&["zero", "warm"]))
+        .help("LSTM state at the start of a sentence: zero or warm (a constant of the model) [default: the one that the model records, else zero]")
+        .long_help("LSTM state at the start of a sentence: zero or warm (a constant of the model) [default: the one that the model records, else zero]
+
+elmo train records warm, with which the first words of a sentence have nearly the vectors that they have in running text. carry, which elmo embed has too, would make a vector depend on the messages before it."))
 )]
 pub(super) struct StreamCommand {
     #[command(subcommand)]
@@ -273,7 +284,7 @@ struct OperationArgs {
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 
-    /// Memory for messages, vectors and files on their way; above it, partitions are paused
+    /// Memory for messages, vectors and files in flight; above it, partitions are paused
     #[arg(long, value_name = "SIZE", default_value = "1GB")]
     memory_limit: Bytes,
 

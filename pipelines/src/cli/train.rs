@@ -42,7 +42,7 @@ use crate::{
 /// has the bits of one that was not, for any number of threads.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "elmo train [OPTIONS] --shards <INPUT>... --vocab <FILE> --size <SIZE> --output <DIR>",
+    override_usage = "elmo train [OPTIONS] --shards <INPUT>... --vocab <FILE> --output <DIR>\n                  <--size <SIZE>|--options <FILE>|--init <MODEL>>",
     after_help = "\
 Examples:
   elmo vocab --input 'corpus/shard-*.txt' --output vocab.txt --size 50000
@@ -175,8 +175,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "URL", value_hint = ValueHint::AnyPath, help_heading = "Run")]
     upload: Option<String>,
 
-    /// A loss that jumps or is not finite: stop ends the run, rollback goes back and passes over the text, ignore goes on after a
-    /// jump
+    /// A loss that jumps or is not finite: stop ends the run, rollback returns to the last checkpoint and skips the
+    /// text that caused it, ignore continues after a jump
     #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = one_of::<OnSpike>(OnSpike::WORDS), help_heading = "Run")]
     on_spike: OnSpike,
 
@@ -295,8 +295,8 @@ struct StepArgs {
 
     /// Number format: f32; tf32 or bf16 for products of GPUs; or f64 (slow, for comparisons on a CPU)
     ///
-    /// tf32 rounds the factors of float32 products to three digits, and bf16 also the activations, to two or three digits. Both
-    /// need a GPU with tensor cores for them (Ampere or later). Weights and the state of the optimiser stay float32.
+    /// tf32 rounds the factors of float32 products to three digits, and bf16 also the activations, to two or three digits. tf32
+    /// needs an NVIDIA GPU (Ampere or later); bf16 is fast on such a GPU, and slow on a CPU. Weights and the state of the optimiser stay float32.
     #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "tf32", "bf16", "f64"])]
     precision: String,
 }

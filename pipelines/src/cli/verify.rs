@@ -17,7 +17,8 @@ Examples:
   elmo verify vectors --sample 100
   elmo verify vectors --json
 
-The settings are read from the files. The exit code is 1 if a number differs by more than the
+The settings are read from the files, but the model and the precision must be those of the job:
+give the same --model and --precision. The exit code is 1 if a number differs by more than the
 tolerance, if anything else differs in a row, or if the files do not match the manifest.")]
 pub(super) struct VerifyArgs {
     /// Folder of a job, or one Parquet file in it; a path or URL

@@ -109,7 +109,7 @@ impl Cutter<'_> {
             Part::Whole(whole) => whole,
             Part::Split(split) => self.gathered(split)?,
         };
-        // Decoded boundaries have fewer properties than what they replace.
+        // A decoded boundary has fewer plan properties, such as the order of its rows, than the subplan that it replaces.
         match SanityCheckPlan::new().optimize(Arc::clone(&cut), options) {
             Ok(checked) => Ok(checked),
             Err(reason) => {

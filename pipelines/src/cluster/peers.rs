@@ -45,9 +45,9 @@ use super::{error::named, sent::SentPlan};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of HTTP/2 pings, and how long to wait for their answer.
 pub(super) const PING: Duration = Duration::from_secs(10);
-/// Bytes of a stream that may be under way.
+/// HTTP/2 flow-control window of a stream, in bytes.
 pub(super) const STREAM_WINDOW: u32 = 4 << 20;
-/// Bytes of all streams of a connection that may be under way: the most that HTTP/2 allows.
+/// HTTP/2 flow-control window of a connection, in bytes: the maximum.
 pub(super) const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 
 /// The header with the caller's version.

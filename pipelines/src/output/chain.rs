@@ -64,7 +64,7 @@ impl<'s> Offsets<'s> {
         Self { span, next: span.start, is_wrong: false }
     }
 
-    /// Checks the next rows; returns the first offset of the object that is wrong.
+    /// Checks the next rows; returns the first offset that is out of order or outside the range of the object.
     pub(super) fn check(&mut self, rows: &RecordBatch) -> Option<i64> {
         let offsets = rows.column_by_name(OFFSET)?.as_primitive_opt::<Int64Type>()?;
         for offset in offsets.values().iter().copied().filter(|_| !self.is_wrong) {

@@ -260,6 +260,13 @@ fn hint(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|n| format!("; did you mean \"{}\"?", name(n))).unwrap_or_default()
 }
 
+/// What separates the columns of a file that was read as one column whose name holds it.
+fn other_delimiter(found: &[String]) -> Option<&'static str> {
+    let [only] = found else { return None };
+    let delimiters = [('\t', "\\t"), (';', ";"), ('|', "|"), (',', ",")];
+    delimiters.into_iter().find(|(delimiter, _)| only.contains(*delimiter)).map(|(_, written)| written)
+}
+
 /// Whether a line is not one JSON object, in the words of the decoder and of those who parse lines.
 fn is_no_json(reason: &str) -> bool {
     let words =
@@ -298,6 +305,9 @@ impl Fault for SourceError {
             Self::Missing { .. } => "check the path; patterns like 'logs/*.csv' go in quotes",
             Self::Unknown { .. } => "name its format with --input-format",
             Self::Pattern { .. } => "* stands for any part of a name, ** for any folders, ? for a character",
+            Self::Column { found, .. } if let Some(delimiter) = other_delimiter(found) => {
+                return Some(format!("if '{delimiter}' separates the columns, give --delimiter '{delimiter}'"));
+            }
             Self::Column { .. } => "name the column of texts with --column, and those to keep with --keep",
             Self::NotText { .. } => "name another column with --column",
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",

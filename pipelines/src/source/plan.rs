@@ -373,7 +373,7 @@ fn kept_of(columns: &Columns<'_>, field: &Field) -> Result<Kept, SourceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{source::list, stores::Stores};
+    use crate::{error::Fault as _, source::list, stores::Stores};
 
     async fn plan(files: &[(&str, &str)], request: Request) -> Result<Plan, SourceError> {
         let dir = tempfile::tempdir().unwrap();
@@ -420,6 +420,11 @@ mod tests {
             error.ends_with("a.csv: no column \"text\"; existing columns: id, Text; did you mean \"Text\"?"),
             "{error}"
         );
+        for (delimiter, written) in [(";", ";"), ("\t", "\\t")] {
+            let text = ["id,text", "1,x", ""].join("\n").replace(',', delimiter);
+            let help = plan(&[("a.csv", &text)], request("text", "all")).await.unwrap_err().help().unwrap();
+            assert_eq!(help, format!("if '{written}' separates the columns, give --delimiter '{written}'"));
+        }
         let error = plan(&[("a.csv", "text,error\nx,y\n")], request("text", "all")).await.unwrap_err();
         assert!(matches!(&error, SourceError::Collision { column, .. } if column == "error"), "{error}");
         let nested = [("a.jsonl", "{\"text\": {\"a\": 1}}\n")];

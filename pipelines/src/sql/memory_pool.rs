@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 /// The name of the consumers that merge the runs of a sort.
 const MERGE: &str = "ExternalSorterMerge";
 
-/// See the module.
+/// A memory pool in which each kind of operator has its part; see the documentation of the module.
 #[derive(Debug)]
 pub(crate) struct SharedPool {
     limit: usize,

@@ -94,7 +94,7 @@ impl Default for Stores {
 }
 
 impl Stores {
-    /// Takes `AWS_*`, `AZURE_*` and `GOOGLE_*` from the environment, as the clouds' own tools do.
+    /// Takes `AWS_*`, `AZURE_*` and `GOOGLE_*` from the environment.
     ///
     /// Only these prefixes: the builders of the stores also know bare names such as `token`, which may mean anything in
     /// an environment.

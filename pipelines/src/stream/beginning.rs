@@ -1,8 +1,8 @@
 //! Decides where partitions begin that have no output, for all of them before the group is joined.
 //!
-//! Whoever is killed afterwards, and whenever: the next process continues there, and reads what arrived in between. A partition
-//! of which nothing is recorded begins at its first message: with `--start earliest` all do, and else those that were added
-//! later, also while no process ran.
+//! Whichever process is killed afterwards, the next one starts there, and reads what arrived in between. A partition without a
+//! record starts at its first message: with `--start earliest` all partitions, otherwise those that were added later, also while
+//! no process ran.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,7 +20,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A stream that has other first messages than those of its topics.
+/// What decides where a stream begins.
 pub(super) struct Beginning<'a> {
     pub(super) kafka: &'a Settings,
     pub(super) plan: &'a Plan,

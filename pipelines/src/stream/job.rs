@@ -32,21 +32,21 @@ use crate::{
     stream::metrics::{Health, PartitionMetrics, RebalanceKind},
 };
 
-/// Of the time in which the stream stops, the part in which rows are published; the rest is for leaving the group.
+/// Fraction of the grace period in which rows are published; the rest is for leaving the group.
 const PUBLISH: f32 = 0.8;
-/// Of the time that the consumer waits for an answer, the part after which it gets one.
+/// Fraction of the time that the consumer waits for an answer, after which it gets one.
 const ANSWER: f32 = 2.0 / 3.0;
 /// Statistics of librdkafka in a row that must say that nothing is left to read.
 const QUIET_STATISTICS: u8 = 3;
-/// Looks in a row at a silent group after which this process counts as a member without partitions: a few heartbeats.
+/// Ticks in a row without news of the group after which this process counts as a member without partitions: a few heartbeats.
 const IDLE_LOOKS: u8 = 30;
-/// Looks after a rebalance within which partitions that were given away return, or a new member gets its first ones.
+/// Ticks after a rebalance within which revoked partitions may return, or a new member gets its first ones.
 const SETTLED_LOOKS: u8 = 12;
 /// An open file below this part of the memory is not closed for want of memory.
 const SMALL: usize = 32;
-/// Looks after which the brokers are asked whether topics are still the same: half a minute.
+/// Ticks between questions to the brokers whether topics are still the same: half a minute.
 const ASK_LOOKS: u8 = 60;
-/// Between two looks at memory and metrics.
+/// Interval of the checks of memory and metrics.
 const TICK: Duration = Duration::from_millis(500);
 
 /// A partition that has, or had, a task.
@@ -95,7 +95,7 @@ struct Revoking {
     reply: Reply<()>,
 }
 
-/// By when a stream that stops has done what.
+/// Deadlines of a shutdown.
 #[derive(Debug, Clone, Copy)]
 struct Deadlines {
     /// Tasks that have not published their rows are cut.
@@ -117,7 +117,7 @@ pub(super) struct Job {
     pub(super) once: bool,
     /// The partitions of all topics at the start.
     pub(super) planned: HashSet<TopicPartition>,
-    /// In which the stream stops, with everything that belongs to that.
+    /// Time limit of a shutdown, including leaving the group.
     pub(super) grace: Duration,
 }
 

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use elmo::spec::Level;
+use elmo::{
+    EmbedSpec,
+    spec::{Level, StateMode},
+};
 use rdkafka::consumer::ConsumerGroupMetadata;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -110,7 +113,7 @@ async fn begin(
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage.as_ref())?;
-    check_encoding(&job.target, stage.spec().level)?;
+    check_spec(&job.target, stage.spec())?;
     let plan = describe(&job.kafka, &job.written()).await?;
     let mut prepared = prepare(job, stage.as_ref(), &finisher, Arc::clone(&totals.metrics)).await?;
     health.store_probed();
@@ -232,7 +235,7 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     let decoder = Decoder::new(job.decode.clone())?;
     decoder.probe().await?;
     let finisher = Finisher::new(decoder, job.on_error, stage)?;
-    check_encoding(&job.target, stage.spec().level)?;
+    check_spec(&job.target, stage.spec())?;
     let plan = describe(&job.kafka, &job.written()).await?;
     let (output, continues) = match &job.target {
         Target::Files { output, generation, spill, .. } => {
@@ -254,13 +257,22 @@ pub async fn dry_run(job: &StreamJob, stage: &dyn Stage) -> Result<DryRun> {
     })
 }
 
-/// Checks that the values of messages can hold the vectors.
-fn check_encoding(target: &Target, level: Level) -> Result<(), StreamError> {
-    match (target, level) {
-        (Target::Topic { encoding: ValueEncoding::Raw, .. }, Level::Token) => Err(StreamError::Settings {
-            message: "--encoding raw holds one vector, and --level token gives one for each token".to_owned(),
-            help: Some("use --encoding json or --encoding arrow".to_owned()),
-        }),
+/// Checks that a vector depends on its message alone, and that the values of messages can hold the vectors.
+fn check_spec(target: &Target, spec: &EmbedSpec) -> Result<(), StreamError> {
+    let refuse = |message: &str, help: &str| {
+        Err(StreamError::Settings { message: message.to_owned(), help: Some(help.to_owned()) })
+    };
+    if spec.state == StateMode::Carry {
+        return refuse(
+            "with --state carry a vector depends on the messages before it, and so on where a process began to read",
+            "use --state zero or --state warm",
+        );
+    }
+    match (target, spec.level) {
+        (Target::Topic { encoding: ValueEncoding::Raw, .. }, Level::Token) => refuse(
+            "--encoding raw holds one vector, and --level token gives one for each token",
+            "use --encoding json or --encoding arrow",
+        ),
         _ => Ok(()),
     }
 }
@@ -400,10 +412,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn vectors_depend_on_their_messages_alone() {
+        let target = Target::Topic { topic: "out".to_owned(), encoding: ValueEncoding::Json, max_wait: Duration::ZERO };
+        let refused = |state| check_spec(&target, &EmbedSpec { state, ..EmbedSpec::default() }).is_err();
+        assert_eq!([StateMode::Zero, StateMode::Warm, StateMode::Carry].map(refused), [false, false, true]);
+    }
+
+    #[test]
     fn raw_values_hold_no_vectors_of_tokens() {
         let refused = |encoding, level| {
             let target = Target::Topic { topic: "out".to_owned(), encoding, max_wait: Duration::ZERO };
-            check_encoding(&target, level).is_err()
+            check_spec(&target, &EmbedSpec { level, ..EmbedSpec::default() }).is_err()
         };
         assert!(refused(ValueEncoding::Raw, Level::Token));
         assert!(!refused(ValueEncoding::Raw, Level::Sentence));

@@ -21,22 +21,22 @@ const WORK: &str = "work";
 const FAULT: &str = "fault";
 /// The number of processes that have left.
 const LEFT: &str = "left";
-/// Of each process: its host, signs of life, and the exchanges that it has begun.
+/// Keys per process: its host name, its heartbeats, and the number of exchanges that it has begun.
 const HERE: &str = "here";
 const BEATS: &str = "beats";
 const BEGUN: &str = "begun";
-/// Most time between two calls.
+/// Maximum time between two requests to the store.
 const BEAT: Duration = Duration::from_secs(1);
 /// How long a process waits for news and signs of life, and process 0 for the others to leave.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Looks at the signs of life of the others before one counts as silent: a machine that delays their beats delays the looks.
+/// Checks of the heartbeats of the others before one counts as silent: a slow machine delays heartbeats and checks alike.
 const LOOKS: usize = 4;
-/// Most time for these looks, and for process 0 to wait until the others have looked and left.
+/// Maximum time for these checks, and for process 0 to wait until the others have checked and left.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most processes that are named in an error.
+/// Maximum number of processes that are named in an error.
 const MOST_NAMES: usize = 8;
-/// Most bytes of the text of a failure.
+/// Maximum size in bytes of the text of a failure.
 pub(super) const LONGEST: usize = 4000;
 
 /// A key-value store. Its calls may block.

@@ -265,7 +265,7 @@ impl PartialEq for Models {
     }
 }
 
-// The numbers of a mix are finite.
+// `Eq` is sound because the numbers of a mix are never NaN.
 impl Eq for Models {}
 
 impl Hash for Models {

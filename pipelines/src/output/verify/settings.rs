@@ -90,7 +90,7 @@ fn check_model(output: &Output, pairs: &Pairs, elmo: &Elmo) -> Result<()> {
     let ours = elmo.fingerprint().to_string();
     if found != ours {
         return Err(Error::check(format!(
-            "made by another model: its fingerprint is {found}, that of this model {ours}"
+            "made by another model: its fingerprint is {found}, that of this model {ours}; give the model of the job with --model"
         )));
     }
     let precision = elmo.precision().to_string();

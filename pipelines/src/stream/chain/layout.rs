@@ -30,7 +30,7 @@ use crate::{
     stream::TopicPartition,
 };
 
-/// Folder of what is not data.
+/// Folder of the control files.
 pub(crate) const FOLDER: &str = "_elmo";
 /// Identity of a dataset.
 pub(crate) const RECORD: &str = "stream.json";

@@ -147,7 +147,7 @@ impl Thread<'_> {
                     self.report_fatal();
                     break;
                 }
-                // The context has judged it.
+                // The error callback of the context has handled it.
                 Some(Err(_)) => {}
                 None => break,
             }
