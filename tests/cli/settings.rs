@@ -41,6 +41,15 @@ fn the_command_line_overrides_the_environment_and_the_file() {
 }
 
 #[test]
+fn an_option_overrides_those_that_it_excludes() {
+    let place = place();
+    let bench = "bench --constant 8 --rows 100";
+    assert_eq!(place.run_with(bench, &[("ELMO_SIZE", "tiny")]).code, Some(0));
+    let both = place.run(&format!("{bench} --size tiny"));
+    assert_eq!((both.code, both.err.contains("cannot be used with")), (Some(2), true), "{both:?}");
+}
+
+#[test]
 fn required_options_lists_and_the_model_may_come_from_the_file() {
     let place = place();
     place.write(

@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::symlink, process::Command};
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::json;
 
 use crate::{
@@ -28,6 +29,30 @@ fn refused(place: &Place, statement: &str, code: i32, said: &str, help: &str) ->
 fn files(place: &Place, folder: &str) -> Vec<String> {
     let found = place.shell(&format!("find {folder} -type f | sort"));
     found.out.lines().map(str::to_owned).collect()
+}
+
+/// Expected: units in the footers, by which readers other than Arrow's go; the time by hand, 19,723 days and 10 hours after 1970.
+#[test]
+fn times_have_the_units_of_parquet() {
+    let place = Place::new();
+    place.write("times.csv", "id,at\n1,2024-01-01T10:00:00\n");
+    let query = "SELECT id, at, arrow_cast(at, 'Date64') AS date, arrow_cast('01:00:00', 'Time32(Second)') AS time, \
+                 named_struct('at', at) AS inside, [at] AS list FROM 'times.csv'";
+    runs(&place, &format!("COPY ({query}) TO 'one.parquet'"));
+    runs(&place, &format!("COPY ({query}) TO 'parts/' STORED AS PARQUET PARTITIONED BY (id)"));
+    assert_eq!(place.shell(&format!("elmo sql -q --format parquet -c \"{query}\" > printed.parquet")).code, Some(0));
+    for (file, expected) in [("one.parquet", 5), (&files(&place, "parts")[0], 5), ("printed.parquet", 5)] {
+        let reader = SerializedFileReader::new(fs::File::open(place.path(file)).unwrap()).unwrap();
+        let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
+        let kinds = columns.iter().map(|column| format!("{:?}", column.logical_type_ref()));
+        assert_eq!(kinds.filter(|kind| kind.contains("MILLIS")).count(), expected, "{file}: {columns:?}");
+    }
+    let stored = "SELECT arrow_cast(at, 'Int64') AS at FROM 'one.parquet'";
+    assert_eq!(value(&place, stored), json!((19_723 * 24 + 10) * 3_600_000_i64));
+    let table = "CREATE EXTERNAL TABLE t (at TIMESTAMP(0)) STORED AS PARQUET LOCATION 'table/'";
+    let ended = sql(&place, &["-c", table, "-c", "INSERT INTO t VALUES ('2024-01-01T10:00:00')"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.err.contains("which Parquet has no type for; declare it in the table as timestamp(3)"), "{ended:?}");
 }
 
 const NO_ROWS: &str =

@@ -240,7 +240,8 @@ fn parse(args: &[OsString]) -> Result<Cli, Stop> {
     let settings = |error: config::ConfigError| Stop::Settings(error.into());
     config::check_environment(names.iter().map(OsString::as_os_str), &command).map_err(settings)?;
     let file = ConfigFile::find(config_path(args).as_deref(), &command).map_err(settings)?;
-    let command = config::apply(command, file.as_ref(), &|name| env::var_os(name));
+    let command =
+        config::apply(command.clone(), &config::typed(&command, args), file.as_ref(), &|name| env::var_os(name));
     let matches = command.try_get_matches_from(args).and_then(|m| Cli::from_arg_matches(&m));
     matches.map_err(|error| Stop::Clap { origin: origin(&error, args, file.as_ref()), error: Box::new(error) })
 }

@@ -35,15 +35,24 @@ pub(crate) fn text(kind: &DataType) -> DataType {
 /// The type in which a kept column is written, at any depth. Dictionaries and runs become plain values, as those of
 /// several files differ and Parquet builds its own; list views become lists.
 ///
-/// Parquet has no seconds and no Date64: it would store integers, which only Arrow's readers read as times. So seconds
-/// become milliseconds, and Date64, which counts milliseconds, becomes a timestamp without a zone, as some writers store
-/// a time of day in it. The cast fails beyond 292 million years.
+/// Times have the units that Parquet has ([`times_of_parquet`]).
 pub(crate) fn stored(kind: &DataType) -> DataType {
     map_leaves(kind, &|leaf| match leaf {
         DataType::Dictionary(_, value) => stored(value),
         DataType::RunEndEncoded(_, value) => stored(value.data_type()),
         DataType::ListView(item) => stored(&DataType::List(FieldRef::clone(item))),
         DataType::LargeListView(item) => stored(&DataType::LargeList(FieldRef::clone(item))),
+        other => times_of_parquet(other),
+    })
+}
+
+/// The type with other times, at any depth.
+///
+/// Parquet has no seconds and no Date64: it would store integers, which only Arrow's readers read as times. So seconds
+/// become milliseconds, and Date64, which counts milliseconds, becomes a timestamp without a zone, as some writers store
+/// a time of day in it. The cast fails beyond 292 million years.
+pub(crate) fn times_of_parquet(kind: &DataType) -> DataType {
+    map_leaves(kind, &|leaf| match leaf {
         DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
         DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
         DataType::Date64 => DataType::Timestamp(TimeUnit::Millisecond, None),

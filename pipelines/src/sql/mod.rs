@@ -33,6 +33,7 @@ mod missing;
 mod nearest;
 mod no_rows;
 mod output_folder;
+mod parquet_times;
 mod partitions;
 mod plain_text;
 mod print;
@@ -396,6 +397,7 @@ impl Sql {
         files: Files,
     ) -> Result<(Arc<dyn ExecutionPlan>, SendableRecordBatchStream)> {
         let (mut state, logical) = frame.into_parts();
+        let logical = parquet_times::convert(logical).map_err(sql_error)?;
         let is_copy = target.is_some();
         let mut output = Output::of(&logical, target, &self.stores);
         #[cfg(feature = "cluster")]

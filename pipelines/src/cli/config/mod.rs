@@ -23,11 +23,11 @@ mod file;
 mod keys;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
 };
 
-use clap::{Arg, ArgAction, Command, builder::BoolishValueParser};
+use clap::{Arg, ArgAction, Command, Id, builder::BoolishValueParser, parser::ValueSource};
 
 pub(super) use self::keys::variable;
 use self::keys::{join, nearest, setting_name, walk};
@@ -36,43 +36,89 @@ pub(super) use self::{error::ConfigError, file::ConfigFile};
 /// Variables that are not options of a command.
 const OTHER_VARIABLES: [&str; 3] = ["ELMO_CACHE", "ELMO_CONFIG", "ELMO_LOG"];
 
+/// Identifiers of options, by the section of their command.
+pub(super) type Typed = BTreeMap<String, BTreeSet<Id>>;
+
+/// The options on a command line. Other errors of it are found when it is parsed with its settings.
+pub(super) fn typed(root: &Command, args: &[OsString]) -> Typed {
+    let mut typed = Typed::new();
+    let parsed = root.clone().ignore_errors(true).try_get_matches_from(args);
+    let (mut section, mut level) = (String::new(), parsed.as_ref().ok());
+    while let Some(matches) = level {
+        let on_line = |id: &&Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+        typed.insert(section.clone(), matches.ids().filter(on_line).cloned().collect());
+        level = matches.subcommand().map(|(name, below)| {
+            section = join(&section, name);
+            below
+        });
+    }
+    typed
+}
+
 /// Lets clap read `ELMO_*` variables, and makes the values of the file the defaults.
 ///
-/// An empty variable counts as unset, because container configurations often set variables to nothing.
-pub(super) fn apply(root: Command, file: Option<&ConfigFile>, env: &dyn Fn(&str) -> Option<OsString>) -> Command {
-    apply_to(root, "", file, env)
+/// An empty variable counts as unset, because container configurations often set variables to nothing. A variable has no effect
+/// beside an option of the command line that excludes its option, and a value of the file has none beside such an option or
+/// variable: `--epochs` overrides `steps` of the file.
+pub(super) fn apply(
+    root: Command,
+    typed: &Typed,
+    file: Option<&ConfigFile>,
+    env: &dyn Fn(&str) -> Option<OsString>,
+) -> Command {
+    apply_to(root, "", typed, file, env)
 }
 
 fn apply_to(
     command: Command,
     section: &str,
+    typed: &Typed,
     file: Option<&ConfigFile>,
     env: &dyn Fn(&str) -> Option<OsString>,
 ) -> Command {
-    let command = command.mut_args(|arg| match setting_name(&arg) {
-        Some(name) => apply_to_arg(arg, &name, section, file, env),
-        None => arg,
+    let is_set = |name: &str| env(&variable(name)).is_some_and(|value| !value.is_empty());
+    let mut given = typed.get(section).cloned().unwrap_or_default();
+    let no_variable = excluded(&command, &given);
+    let has_variable =
+        |arg: &Arg| setting_name(arg).is_some_and(|name| is_set(&name)) && !no_variable.contains(arg.get_id());
+    given.extend(command.get_arguments().filter(|arg| has_variable(arg)).map(|arg| arg.get_id().clone()));
+    let no_value = excluded(&command, &given);
+    let command = command.mut_args(|arg| {
+        let Some(name) = setting_name(&arg) else { return arg };
+        let variable = has_variable(&arg).then(|| variable(&name));
+        let values = file.and_then(|file| file.get(section, &name)).filter(|_| !no_value.contains(arg.get_id()));
+        with_settings(arg, variable, values)
     });
     let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     names.into_iter().fold(command, |command, name| {
         let section = join(section, &name);
-        command.mut_subcommand(name, |sub| apply_to(sub, &section, file, env))
+        command.mut_subcommand(name, |sub| apply_to(sub, &section, typed, file, env))
     })
 }
 
-fn apply_to_arg(
-    arg: Arg,
-    name: &str,
-    section: &str,
-    file: Option<&ConfigFile>,
-    env: &dyn Fn(&str) -> Option<OsString>,
-) -> Arg {
-    let variable = variable(name);
-    let is_set = env(&variable).is_some_and(|value| !value.is_empty());
+/// The options that conflict with one of `given`, whichever of the two declares it.
+fn excluded(command: &Command, given: &BTreeSet<Id>) -> BTreeSet<Id> {
+    let mut excluded = BTreeSet::new();
+    for arg in command.get_arguments() {
+        let conflicts = command.get_arg_conflicts_with(arg);
+        if given.contains(arg.get_id()) {
+            excluded.extend(conflicts.iter().map(|other| other.get_id().clone()));
+        } else if conflicts.iter().any(|other| given.contains(other.get_id())) {
+            excluded.insert(arg.get_id().clone());
+        }
+    }
+    excluded
+}
+
+/// An option that reads `variable`, and has `values` of the file as its default.
+fn with_settings(arg: Arg, variable: Option<String>, values: Option<&[String]>) -> Arg {
     let flag = matches!(arg.get_action(), ArgAction::SetTrue);
     let arg = if flag { arg.value_parser(BoolishValueParser::new()) } else { arg };
-    let arg = if is_set { arg.env(variable).hide_env(true).required(false) } else { arg };
-    match file.and_then(|file| file.get(section, name)) {
+    let arg = match variable {
+        Some(variable) => arg.env(variable).hide_env(true).required(false),
+        None => arg,
+    };
+    match values {
         Some(values) => arg.required(false).default_values(values.to_vec()),
         None => arg,
     }
@@ -129,7 +175,7 @@ mod tests {
     }
 
     fn threads(args: &[&str], file: &str) -> u32 {
-        let command = apply(root(), Some(&parse(file).unwrap()), &|_| None);
+        let command = apply(root(), &Typed::new(), Some(&parse(file).unwrap()), &|_| None);
         let matches = command.try_get_matches_from(args).unwrap();
         *matches.subcommand().unwrap().1.get_one("threads").unwrap()
     }
@@ -143,11 +189,37 @@ mod tests {
         assert_eq!(threads(&["elmo", "bench"], "threads = 2\n[embed]\nthreads = 3"), 2);
     }
 
+    /// What is given to `size` and to `steps`, which excludes it, by the command line, the variables and the file.
+    fn size_and_steps(args: &str, variables: &[&str], file: &str) -> (Option<String>, Option<String>) {
+        let option = |name: &'static str| Arg::new(name).long(name);
+        let train = Command::new("train").arg(option("size")).arg(option("steps").conflicts_with("size"));
+        let other = Command::new("other").arg(option("size")).arg(option("steps"));
+        let root = Command::new("elmo").subcommand(train).subcommand(other);
+        let args: Vec<OsString> = args.split(' ').map(OsString::from).collect();
+        let file = ConfigFile::parse(file, Path::new("elmo.toml"), &root).unwrap();
+        let env = |name: &str| variables.contains(&name).then(|| "variable".into());
+        let command = apply(root.clone(), &typed(&root, &args), Some(&file), &env);
+        let matches = command.try_get_matches_from(args).unwrap();
+        let of = |name| matches.subcommand().unwrap().1.get_one::<String>(name).cloned();
+        (of("size"), of("steps"))
+    }
+
+    #[test]
+    fn an_option_overrides_those_that_it_excludes() {
+        let file = "size = 'file'\n[train]\nsteps = 'file'";
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(size_and_steps("elmo train --size line", &[], file), (some("line"), None));
+        assert_eq!(size_and_steps("elmo train --steps line", &[], file), (None, some("line")));
+        assert_eq!(size_and_steps("elmo other --steps line", &[], file), (some("file"), some("line")));
+        // Clap finds no such variable, so what is left is the value of the file.
+        assert_eq!(size_and_steps("elmo train", &["ELMO_STEPS"], file), (None, some("file")));
+    }
+
     #[test]
     fn lists_flags_and_required_options_may_come_from_the_file() {
         let embed = "[embed]\nkeep = ['a', 'b']\ninput = ['x', 'y']";
         let file = parse(&format!("quiet = true\n{embed}\n[model-convert]\nto = 'hdf5'")).unwrap();
-        let command = apply(root(), Some(&file), &|_| None);
+        let command = apply(root(), &Typed::new(), Some(&file), &|_| None);
         let matches = command.clone().try_get_matches_from(["elmo", "embed"]).unwrap();
         assert!(matches.get_flag("quiet"));
         let embed = matches.subcommand().unwrap().1;
@@ -160,7 +232,7 @@ mod tests {
     /// `elmo stream` and `elmo stream status` are two commands; `elmo model` is none.
     #[test]
     fn a_command_with_subcommands_has_a_section_if_it_can_be_given_alone() {
-        let command = apply(root(), Some(&parse("[stream]\npartitions = 3").unwrap()), &|_| None);
+        let command = apply(root(), &Typed::new(), Some(&parse("[stream]\npartitions = 3").unwrap()), &|_| None);
         let matches = command.try_get_matches_from(["elmo", "stream"]).unwrap();
         assert_eq!(matches.subcommand().unwrap().1.get_one::<u32>("partitions"), Some(&3));
         assert!(parse("[stream-status]\nquiet = true").is_ok());
