@@ -439,6 +439,31 @@ fn columns_with_settings_of_their_own() {
     }
 }
 
+/// UNION ALL of calls: the field has the settings of one of them. Rows of one setting are verified, others are refused.
+#[test]
+fn a_column_of_several_settings_is_refused() {
+    let place = Place::new();
+    let of = |options: &str| format!("SELECT id, text, elmo_embed(text{options}) AS embedding FROM 'reviews.jsonl'");
+    for (number, (other, key)) in [
+        ("", None),
+        (", pooling => 'max'", Some("elmo.pooling")),
+        (", state => 'warm'", Some("elmo.state")),
+        (", tokenizer => 'whitespace'", Some("elmo.tokenizer")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = format!("{number}.parquet");
+        let copy = format!("COPY ({} UNION ALL {}) TO '{file}'", of(""), of(other));
+        assert_eq!(sql(&place, &["--model", "tiny", "-c", &copy]).code, Some(0));
+        let ended = place.run(&verify(&file));
+        assert_eq!(ended.code, Some(i32::from(key.is_some())), "{other}: {ended:?}");
+        let said =
+            key.is_none_or(|key| ended.err.contains(&format!("with several settings: {key} differs between rows")));
+        assert!(said, "{other}: {ended:?}");
+    }
+}
+
 /// Expected values: the footer of `elmo embed`. The field of its column names the model, layers and pooling only, and so did
 /// copies of earlier versions.
 #[test]

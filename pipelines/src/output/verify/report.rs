@@ -183,7 +183,7 @@ impl VerifyReport {
         if self.largest_difference > tolerance {
             let row = self.largest_difference_row.map(|row| format!(" in row {row}")).unwrap_or_default();
             let cause = self.cause(
-                "the output or the texts were changed, or another kind of device computed the output, which needs a \
+                "the output or the texts were changed, SQL wrote rows of several settings into the column, or another kind of device computed the output, which needs a \
                  larger --tolerance",
             );
             return Some(format!(

@@ -27,6 +27,7 @@ use crate::{
 pub(super) fn stage(output: &Output, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<Arc<dyn Stage>> {
     let pairs = settings_of(&output.footer);
     check_model(output, pairs, elmo)?;
+    check_mixed(&output.footer)?;
     // These settings come from the file, so invalid ones are an error of the file.
     let spec = spec_of(pairs, mix, elmo).map_err(|error| invalid_settings(output, error))?;
     let stage = if pairs.contains_key(scores::LEVEL) {
@@ -99,6 +100,22 @@ fn check_model(output: &Output, pairs: &Pairs, elmo: &Elmo) -> Result<()> {
             format!("the output was made with --precision {found}, which gives other numbers than {precision}"),
             format!("add --precision {found}"),
         )),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a column of several settings, as UNION ALL of different calls makes. Its field names those of one call, and the footer, if
+/// the file has no other column of vectors, those that all calls share.
+fn check_mixed(footer: &Footer) -> Result<()> {
+    let [(column, settings)] = footer.vectors.as_slice() else { return Ok(()) };
+    if get(&footer.pairs, "fingerprint").is_none() {
+        return Ok(());
+    }
+    match settings.keys().find(|key| !footer.pairs.contains_key(*key)) {
+        Some(key) => Err(Error::check(format!(
+            "the vectors of column {column:?} were computed with several settings: {key} differs between rows; write those of \
+             each setting into an output of its own"
+        ))),
         None => Ok(()),
     }
 }
