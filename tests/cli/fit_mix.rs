@@ -272,3 +272,23 @@ fn bad_data_is_refused_with_its_place() {
     }
     assert_eq!(fs::read_to_string(place.path("train.conll")).unwrap(), tagged(40));
 }
+
+/// Labelled texts may be in a file whose name is that of a mix.
+#[test]
+fn data_are_not_replaced_by_the_mix() {
+    let place = prepared();
+    let rows = "{\"text\": \"a\", \"kind\": \"x\"}\n{\"text\": \"b\", \"kind\": \"y\"}\n";
+    place.write("rows.json", rows);
+    place.write("tags.json", tagged(20));
+    std::os::unix::fs::symlink("rows.json", place.path("link.json")).unwrap();
+    for (words, output) in [
+        ("--train rows.json --dev dev.csv --label kind", "rows.json"),
+        ("--train rows.json --dev dev.csv --label kind", "link.json"),
+        ("--train train.conll --dev tags.json", "tags.json"),
+    ] {
+        let refused = place.exits(&format!("fit-mix --model tiny {words} --output {output} --overwrite"), 2);
+        assert!(refused.err.contains("and the input would be lost"), "{words}: {refused:?}");
+    }
+    assert_eq!(fs::read_to_string(place.path("rows.json")).unwrap(), rows);
+    assert_eq!(fs::read_to_string(place.path("tags.json")).unwrap(), tagged(20));
+}

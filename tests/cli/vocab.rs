@@ -87,6 +87,27 @@ fn odd_text_is_reported_and_bad_input_is_refused() {
     place.exits("vocab bytes.txt --output b.txt", 3);
 }
 
+/// Also by other names, and the files beside the vocabulary.
+#[test]
+fn a_corpus_is_not_replaced_by_its_vocabulary() {
+    let place = Place::new();
+    place.write("corpus.txt", CORPUS);
+    place.write("counted.counts.tsv", "text\na b\n");
+    std::os::unix::fs::symlink("corpus.txt", place.path("link.txt")).unwrap();
+    for (input, output) in [
+        ("corpus.txt", "corpus.txt"),
+        ("corpus.txt", "./link.txt"),
+        ("link.txt", "corpus.txt"),
+        (".", "corpus.txt"),
+        ("counted.counts.tsv", "counted.txt"),
+    ] {
+        let refused = place.exits(&format!("vocab {input} --output {output} --overwrite"), 2);
+        assert!(refused.err.contains("and the input would be lost"), "{input}, {output}: {refused:?}");
+    }
+    assert_eq!(fs::read_to_string(place.path("corpus.txt")).unwrap(), CORPUS);
+    assert!(!place.path("counted.txt").exists());
+}
+
 /// A sentence of 1,000 tokens is none to warn of, and one of 1,001 is.
 #[test]
 fn long_sentences_are_reported() {

@@ -11,7 +11,7 @@ use super::dataset::{Dataset, Labels, PART_BYTES, Place, at};
 use crate::{
     error::{Error, Result},
     source::{self, Format, Plan, Position, Reading, Request, Rows},
-    stores::Stores,
+    stores::{Location, Stores},
 };
 
 /// The token of a line that separates documents.
@@ -155,16 +155,18 @@ impl Builder<'_> {
 /// Reads files of tagged sentences.
 ///
 /// # Errors
-/// [`SourceError`](crate::source::SourceError) for files that cannot be read, [`Error::Input`] with its line for a line of
-/// another form, and for files without a sentence.
+/// [`SourceError`](crate::source::SourceError) for files that cannot be read or that `output` would replace, [`Error::Input`]
+/// with its line for a line of another form, and for files without a sentence.
 pub(super) async fn read(
     stores: &Stores,
     inputs: &[String],
+    output: &Location,
     wanted: TagColumns,
     labels: &mut Labels,
 ) -> Result<Dataset> {
     let reading = Reading { format: Some(Format::Text), ..Reading::default() };
     let files = source::listing(stores, inputs, None, reading).await?.files;
+    source::check_kept(&files, output)?;
     let names: Vec<String> = files.iter().map(ToString::to_string).collect();
     let plan = Arc::new(Plan::resolve(files, &Request::texts("text")).await?);
     let mut rows = Rows::new(plan, Position::default());

@@ -13,17 +13,18 @@ use super::dataset::{Dataset, Labels, PART_BYTES, Place, at};
 use crate::{
     error::{Error, Result},
     source::{self, Keep, KeptTypes, Plan, Position, Request, Rows, row_bytes},
-    stores::Stores,
+    stores::{Location, Stores},
 };
 
 /// Reads rows with a text, or a list of tokens, in `column` and a label in `label`.
 ///
 /// # Errors
-/// [`SourceError`](crate::source::SourceError) for files that cannot be read or lack a column, [`Error::Input`] with its row
-/// for a row without text or without label, and for files without rows.
+/// [`SourceError`](crate::source::SourceError) for files that cannot be read, lack a column or would be replaced by `output`,
+/// [`Error::Input`] with its row for a row without text or without label, and for files without rows.
 pub(super) async fn read(
     stores: &Stores,
     inputs: &[String],
+    output: &Location,
     column: &str,
     label: &str,
     labels: &mut Labels,
@@ -32,6 +33,7 @@ pub(super) async fn read(
         return Err(Error::usage(format!("--column and --label are both {label}"), "name two columns"));
     }
     let files = source::list(stores, inputs, None).await?;
+    source::check_kept(&files, output)?;
     let names: Vec<String> = files.iter().map(ToString::to_string).collect();
     let keep = Keep::Columns(vec![label.to_owned()]);
     let request = Request { keep, types: KeptTypes::Strings, ..Request::texts(column) };

@@ -174,8 +174,8 @@ async fn read(job: &FitMixJob, stores: &Stores) -> Result<Labelled> {
 
 async fn read_files(job: &FitMixJob, stores: &Stores, inputs: &[String], labels: &mut Labels) -> Result<Dataset> {
     match &job.data {
-        Data::Tags(columns) => conll::read(stores, inputs, *columns, labels).await,
-        Data::Texts { column, label } => rows::read(stores, inputs, column, label, labels).await,
+        Data::Tags(columns) => conll::read(stores, inputs, &job.output, *columns, labels).await,
+        Data::Texts { column, label } => rows::read(stores, inputs, &job.output, column, label, labels).await,
     }
 }
 

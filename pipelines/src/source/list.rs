@@ -204,6 +204,18 @@ pub async fn check_unchanged(files: impl Iterator<Item = &InputFile>) -> Result<
     futures::stream::iter(files).map(check).buffer_unordered(CONCURRENT_CHECKS).try_collect().await
 }
 
+/// Refuses to write over a file of the input, also through a link.
+///
+/// # Errors
+/// [`SourceError::Replaced`] when the output is one of the files.
+pub fn check_kept(files: &[InputFile], output: &Location) -> Result<(), SourceError> {
+    let is_output = |file: &&InputFile| file.location.as_ref().is_some_and(|location| location.is_same(output));
+    match files.iter().find(is_output) {
+        Some(file) => Err(SourceError::Replaced { file: file.to_string() }),
+        None => Ok(()),
+    }
+}
+
 /// See [`InputFile::version`].
 fn version(location: &Location, meta: &ObjectMeta) -> String {
     let etag = meta.e_tag.as_deref().filter(|_| location.local_path().is_none());

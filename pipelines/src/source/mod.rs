@@ -51,7 +51,7 @@ pub use self::{
     beginning::Foreign,
     count::Counted,
     format::{Compression, Format},
-    list::{InputFile, Listing, STDIN, check_unchanged, list, listing},
+    list::{InputFile, Listing, STDIN, check_kept, check_unchanged, list, listing},
     plan::Plan,
     reading::{Delimiter, OnMalformed, Reading},
     request::{InferRows, Keep, KeptTypes, Request},
@@ -188,6 +188,12 @@ pub enum SourceError {
         /// The file, or what was given.
         file: String,
     },
+    /// The job would write over a file of its input.
+    #[error("{file}: is also a file that this command writes, and the input would be lost")]
+    Replaced {
+        /// The file.
+        file: String,
+    },
     /// The file changed while the job ran.
     #[error("{file}: changed or removed while it was read; rows of the old and a new file would be mixed")]
     Changed {
@@ -288,7 +294,7 @@ impl Fault for SourceError {
     fn exit(&self) -> Exit {
         match self {
             Self::Store(error) => error.exit(),
-            Self::Pattern { .. } | Self::InOutput { .. } => Exit::Usage,
+            Self::Pattern { .. } | Self::InOutput { .. } | Self::Replaced { .. } => Exit::Usage,
             _ => Exit::Input,
         }
     }
@@ -311,7 +317,7 @@ impl Fault for SourceError {
             Self::Column { .. } => "name the column of texts with --column, and those to keep with --keep",
             Self::NotText { .. } => "name another column with --column",
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
-            Self::InOutput { .. } => "choose another --output",
+            Self::InOutput { .. } | Self::Replaced { .. } => "choose another --output",
             Self::Changed { .. } => {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }

@@ -101,6 +101,15 @@ impl Location {
         format!("{}{path}", self.origin)
     }
 
+    /// Whether both are the same object, also where a link leads from one name to the other.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let place = |location: &Self| location.local_path().and_then(|path| path.canonicalize().ok());
+        match (place(self), place(other)) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.to_string() == other.to_string(),
+        }
+    }
+
     /// Whether it is served by a web server.
     pub fn is_http(&self) -> bool {
         self.kind == Kind::Http

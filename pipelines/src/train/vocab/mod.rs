@@ -35,12 +35,15 @@ use crate::{
     error::{Error, Result},
     report::{count, table},
     sink::copy,
-    source::{InputFile, Plan, Position, Request, Rows},
+    source::{InputFile, Plan, Position, Request, Rows, check_kept},
     stores::{Location, writable::check_file},
 };
 
 /// The first lines of every vocabulary.
 const SPECIAL: [&str; 3] = [BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN, UNKNOWN];
+/// Ends of the names of the files beside the vocabulary.
+const COUNTS: &str = "counts.tsv";
+const STATISTICS: &str = "stats.json";
 /// `bilm-tf` skips a line with this word, so that the ids after it shift.
 const SKIPPED_LINE: &str = "!!!MAXTERMID";
 /// Readers of vocabularies refuse longer lines.
@@ -135,10 +138,11 @@ struct Seen {
 ///
 /// # Errors
 /// [`SourceError`](crate::source::SourceError) when the corpus cannot be read, [`Error::Input`] for a row that is no text or
-/// a corpus without words, [`Error::Usage`] when the output exists, [`StoreError`](crate::stores::StoreError) when it
-/// cannot be written.
+/// a corpus without words, [`Error::Usage`] when the output exists,
+/// [`SourceError::Replaced`](crate::source::SourceError::Replaced) when it is a file of the corpus,
+/// [`StoreError`](crate::stores::StoreError) when it cannot be written.
 pub async fn run(job: VocabJob) -> Result<VocabReport> {
-    check_absent(&job).await?;
+    check_output(&job).await?;
     let plan = Arc::new(Plan::resolve(job.inputs.clone(), &Request::texts(&job.column)).await?);
     let job = Arc::new(job);
     let (seen, counters) = count_all(&job, &plan).await?;
@@ -155,10 +159,13 @@ pub async fn run(job: VocabJob) -> Result<VocabReport> {
     Ok(report)
 }
 
-async fn check_absent(job: &VocabJob) -> Result<()> {
+async fn check_output(job: &VocabJob) -> Result<()> {
     if !job.overwrite && job.output.head().await?.is_some() {
         let help = "a model that was trained with it needs it as it is; give another name, or --overwrite";
         return Err(Error::usage(format!("{} exists", job.output), help));
+    }
+    for output in [job.output.clone(), beside(&job.output, COUNTS), beside(&job.output, STATISTICS)] {
+        check_kept(&job.inputs, &output)?;
     }
     check_file(&job.output)
 }
@@ -369,8 +376,8 @@ fn warnings(report: &VocabReport, seen: &Seen) -> Vec<String> {
 async fn write(job: &VocabJob, report: &VocabReport, ranked: Ranked) -> Result<()> {
     let [lines, counts] = ranked.lists;
     let statistics = serde_json::to_string_pretty(report).map_err(|e| Error::Failed(e.to_string()))? + "\n";
-    put(&beside(&job.output, "counts.tsv"), counts).await?;
-    copy(&beside(&job.output, "stats.json"), statistics.as_bytes(), Path::new("statistics")).await?;
+    put(&beside(&job.output, COUNTS), counts).await?;
+    copy(&beside(&job.output, STATISTICS), statistics.as_bytes(), Path::new("statistics")).await?;
     put(&job.output, lines).await
 }
 
