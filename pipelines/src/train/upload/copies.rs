@@ -49,6 +49,8 @@ pub(in crate::train) struct Copied {
 struct Objects {
     paths: Vec<StorePath>,
     is_complete: bool,
+    /// There is an object that no copy has.
+    has_others: bool,
 }
 
 impl Copies {
@@ -182,24 +184,28 @@ impl Copies {
         Ok(())
     }
 
-    /// All copies by their steps.
+    /// All copies by their steps. A folder of such a name is that of another program if it has other files and no list.
     async fn list(&self) -> Result<BTreeMap<u64, Objects>, StoreError> {
-        let enters = |name: &str| step_of(name).is_some() || name == MODEL;
+        let enters = |name: &str| step_in(name).is_some() || name == MODEL;
         let found = self.folder.below(&self.folder.path, DEPTH, enters).await?;
         let mut copies = BTreeMap::<u64, Objects>::new();
         for path in found.into_iter().map(|meta| meta.location) {
-            let Some(mut parts) = path.prefix_match(&self.folder.path) else { continue };
-            let Some(step) = parts.next().and_then(|name| step_of(name.as_ref())) else { continue };
-            let is_listing = parts.next().is_some_and(|name| name.as_ref() == LISTING) && parts.next().is_none();
-            drop(parts);
+            let Some(parts) = path.prefix_match(&self.folder.path) else { continue };
+            let name = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
+            let Some((folder, file)) = name.split_once('/') else { continue };
+            let Some(step) = step_in(folder) else { continue };
             let objects = copies.entry(step).or_default();
-            objects.is_complete |= is_listing;
-            objects.paths.push(path);
+            objects.is_complete |= file == LISTING;
+            match file == LISTING || is_copied(file) {
+                true => objects.paths.push(path),
+                false => objects.has_others = true,
+            }
         }
         // On a disk, a copy of which nothing is complete is a folder all the same.
         for step in self.folder.local_path().map(|folder| steps_in(&folder)).unwrap_or_default() {
             copies.entry(step).or_default();
         }
+        copies.retain(|_, objects| objects.is_complete || !objects.has_others);
         Ok(copies)
     }
 }
@@ -207,7 +213,20 @@ impl Copies {
 /// Steps of the copies in a folder of a disk; none where it does not exist.
 fn steps_in(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| step_of(entry.file_name().to_str()?)).collect()
+    entries.filter_map(|entry| step_in(entry.file_name().to_str()?)).collect()
+}
+
+/// The step of the copy in a folder of this name.
+fn step_in(name: &str) -> Option<u64> {
+    step_of(name).filter(|step| folder_name(*step) == name)
+}
+
+/// Whether a copy has a file of this name, beside its list.
+fn is_copied(name: &str) -> bool {
+    match name.strip_prefix(MODEL).and_then(|name| name.strip_prefix('/')) {
+        Some(name) => MODEL_FILES.contains(&name),
+        None => FILES.contains(&name) || JOURNALS.contains(&name),
+    }
 }
 
 /// Whether a copy consists of files of this name.
@@ -233,13 +252,7 @@ impl Copied {
     /// the disk fails.
     pub(in crate::train) async fn fetch(&self, run: &Path, checkpoints: &Checkpoints) -> Result<()> {
         let partial = checkpoints.begin_partial().map_err(|source| Error::io(run, source))?;
-        let is_ours = |name: &str| {
-            let of_model = name.strip_prefix(MODEL).and_then(|name| name.strip_prefix('/'));
-            FILES.contains(&name)
-                || JOURNALS.contains(&name)
-                || of_model.is_some_and(|name| MODEL_FILES.contains(&name))
-        };
-        for file in self.listing.files.iter().filter(|file| is_ours(&file.file)) {
+        for file in self.listing.files.iter().filter(|file| is_copied(&file.file)) {
             self.fetch_file(file, &partial).await?;
         }
         let placed = || -> io::Result<()> {

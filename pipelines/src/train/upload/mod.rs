@@ -419,6 +419,30 @@ mod tests {
         assert!(disk.path().join("step-0000000003/.mine.txt#1").exists());
     }
 
+    /// Folders of other programs may have such names. Without files of others, what lacks a list is a copy that was not completed.
+    #[tokio::test]
+    async fn folders_of_others_stay() {
+        let place = place();
+        for name in [
+            "step-0000000001/notes.txt",
+            "step-0000000001/state.json",
+            "step-0000000002/tensors.safetensors",
+            "step-3/state.json",
+        ] {
+            let object = place.copies.folder().child(name);
+            object.put("mine".into(), object_store::PutMode::Overwrite).await.unwrap();
+        }
+        let others =
+            ["copies/step-0000000001/notes.txt", "copies/step-0000000001/state.json", "copies/step-3/state.json"];
+        for step in [4, 5, 6] {
+            place.copies.add(&place.staged(step)).await.unwrap();
+        }
+        // Two copies of twelve files.
+        assert_eq!(place.names().await.len(), others.len() + 24);
+        place.copies.clear().await.unwrap();
+        assert_eq!(place.names().await, others);
+    }
+
     #[tokio::test]
     async fn a_damaged_copy_is_an_error_and_no_checkpoint() {
         for file in ["tensors.safetensors", "state.json", "manifest.json", "model/weights.safetensors", "steps.jsonl"] {
