@@ -32,7 +32,7 @@ use crate::{
     stores::{Location, Stores},
     train::{
         ModelSource, OnSpike, OptionsFile, Order, TextSettings, TrainFault, TrainJob, TrainReport, Until, UploadReport,
-        check_processes, estimate, train,
+        check_processes, estimate, train, would_read_copies,
     },
 };
 
@@ -662,6 +662,7 @@ impl TrainArgs {
             }
         };
         let upload = self.upload.as_ref().map(|upload| copies(upload, &output, stores)).transpose()?;
+        upload.as_ref().map_or(Ok(()), |folder| self.check_no_text(folder, stores))?;
         let device = self.device(meeting)?;
         if self.lanes.is_none() && device != DeviceName::Cpu {
             recipe.lanes = part_rows.div_ceil(ROWS_OF_A_GPU_LANE);
@@ -731,6 +732,21 @@ impl TrainArgs {
             overwrite: self.overwrite,
             offline: self.offline,
         })
+    }
+
+    /// Refuses a folder of copies that is read as text: the text would be another one when the run resumes.
+    fn check_no_text(&self, copies: &Location, stores: &Stores) -> Result<()> {
+        for (option, inputs) in [("--shards", &self.shards), ("--valid", &self.valid)] {
+            for input in inputs {
+                if would_read_copies(stores, input, copies)? {
+                    return Err(Error::usage(
+                        format!("--upload {copies}: {option} {input} would read the copies as text"),
+                        "give a folder outside of the text",
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What the model records: how its users read text as the corpus was read.

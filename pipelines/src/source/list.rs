@@ -216,6 +216,27 @@ pub fn check_kept(files: &[InputFile], output: &Location) -> Result<(), SourceEr
     }
 }
 
+/// Whether an input would also read this file, if it existed.
+///
+/// # Errors
+/// [`SourceError::Store`] when the input is no address.
+pub fn would_read(stores: &Stores, input: &str, file: &Location) -> Result<bool, SourceError> {
+    if input == STDIN {
+        return Ok(false);
+    }
+    let location = stores.locate(input)?;
+    if !is_same_store(&location, file) {
+        return Ok(false);
+    }
+    if pattern_root(&location.path).is_some() && !folder_exists(&location) {
+        let pattern = glob::Pattern::new(location.path.as_ref());
+        return Ok(pattern.is_ok_and(|pattern| pattern.matches_with(file.path.as_ref(), MATCHING)));
+    }
+    let is_left_out = |name: &str| name.starts_with(['.', '_']);
+    let Some(mut below) = file.path.prefix_match(&location.path) else { return Ok(false) };
+    Ok(!below.any(|part| is_left_out(part.as_ref())) && format::of_name(file.path.as_ref()).is_some())
+}
+
 /// See [`InputFile::version`].
 fn version(location: &Location, meta: &ObjectMeta) -> String {
     let etag = meta.e_tag.as_deref().filter(|_| location.local_path().is_none());
@@ -325,17 +346,19 @@ async fn below(folder: &Location, reading: Reading) -> Result<(Vec<ObjectMeta>, 
     }))
 }
 
+/// How a pattern matches.
+const MATCHING: glob::MatchOptions =
+    glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
 /// Files that match a pattern. Literal segments of the pattern may begin with `_`.
 async fn matching(location: &Location, root: Path, input: &str) -> Result<Vec<ObjectMeta>, SourceError> {
     let text = location.path.as_ref();
     let pattern = glob::Pattern::new(text)
         .map_err(|e| SourceError::Pattern { pattern: input.to_owned(), reason: e.msg.to_owned() })?;
-    let options =
-        glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
     // Only `**` matches several folders.
     let deepest = if text.contains("**") { usize::MAX } else { location.path.parts_count() - root.parts_count() };
     let listed = location.below(&root, deepest, |_| true).await?;
-    Ok(sorted(listed, |meta| pattern.matches_with(meta.location.as_ref(), options)))
+    Ok(sorted(listed, |meta| pattern.matches_with(meta.location.as_ref(), MATCHING)))
 }
 
 fn sorted(mut listed: Vec<ObjectMeta>, wanted: impl Fn(&ObjectMeta) -> bool) -> Vec<ObjectMeta> {
@@ -352,12 +375,15 @@ fn pattern_root(path: &Path) -> Option<Path> {
     Some(path.parts().take(fixed).collect())
 }
 
+fn is_same_store(one: &Location, other: &Location) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(&one.store), Arc::as_ptr(&other.store))
+}
+
 /// Whether a file is in the output folder, by its path or by its canonical path.
 fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
     let Some(out) = output else { return false };
     let place = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
-    let same_store = std::ptr::addr_eq(std::sync::Arc::as_ptr(&out.store), std::sync::Arc::as_ptr(&location.store));
-    let by_name = same_store && meta.location.prefix_matches(&out.path);
+    let by_name = is_same_store(out, location) && meta.location.prefix_matches(&out.path);
     let by_place = || match (place(&location.at(meta.location.clone())), place(out)) {
         (Some(file), Some(out)) => file.starts_with(out),
         _ => false,
@@ -480,6 +506,32 @@ mod tests {
         assert_eq!(names(root, &["in"]).await.unwrap(), ["in/b.txt", "in/c1.txt", "in/y.txt", "in/z.txt"]);
         assert_eq!(names(root, &["in/a.txt"]).await.unwrap(), ["in/a.txt"]);
         assert_eq!(names(root, &["in/a.txt", "in/b.txt"]).await.unwrap(), ["in/b.txt"]);
+    }
+
+    /// A file that does not exist yet.
+    #[test]
+    fn what_an_input_would_read() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(dir.path(), &["a.txt"]);
+        let stores = Stores::with_settings([]);
+        let path = |name: &str| format!("{}/{name}", dir.path().display());
+        let reads =
+            |input: &str, file: &str| would_read(&stores, &path(input), &stores.locate(&path(file)).unwrap()).unwrap();
+        for (input, file) in [("", "new/b.json"), ("new", "new/b.json"), ("**/*.txt", "new/b.txt"), ("*/*", "new/b")] {
+            assert!(reads(input, file), "{input} {file}");
+        }
+        for (input, file) in [
+            ("", "_new/b.json"),
+            ("", "new/.b.json"),
+            ("", "new/b.md"),
+            ("new", "newer/b.json"),
+            ("a.txt", "b.txt"),
+            ("*.txt", "new/b.txt"),
+        ] {
+            assert!(!reads(input, file), "{input} {file}");
+        }
+        let stdin = would_read(&stores, STDIN, &stores.locate(&path("-")).unwrap());
+        assert!(!stdin.unwrap());
     }
 
     #[tokio::test]

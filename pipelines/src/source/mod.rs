@@ -51,7 +51,7 @@ pub use self::{
     beginning::Foreign,
     count::Counted,
     format::{Compression, Format},
-    list::{InputFile, Listing, STDIN, check_kept, check_unchanged, list, listing},
+    list::{InputFile, Listing, STDIN, check_kept, check_unchanged, list, listing, would_read},
     plan::Plan,
     reading::{Delimiter, OnMalformed, Reading},
     request::{InferRows, Keep, KeptTypes, Request},

@@ -54,6 +54,7 @@ pub mod vocab;
 mod warm;
 mod words;
 
+pub(crate) use self::upload::would_read_copies;
 pub use self::{
     corpus::Order,
     error::TrainFault,

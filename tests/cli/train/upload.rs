@@ -91,6 +91,27 @@ fn copies_of_another_run_are_refused_and_those_of_an_earlier_one_removed() {
     place.train("--steps 14 -q --output new --upload new-copies", 0);
 }
 
+/// The text of a run that resumes would have the copies in it.
+#[test]
+fn copies_are_not_read_as_text() {
+    let place = prepared();
+    for (words, upload) in [
+        ("", "corpus"),
+        ("", "corpus/copies"),
+        ("--dry-run", "./corpus/copies"),
+        ("--shards corpus/**/*.txt", "corpus/copies"),
+        ("--valid copies/*/*.jsonl", "copies"),
+    ] {
+        let refused = place.train(&format!("--steps 7 --output run --upload {upload} {words}"), 2);
+        assert!(refused.err.contains("would read the copies as text"), "{words} {upload}: {refused:?}");
+        assert!(!place.path("run").exists() && !place.path("copies").exists());
+    }
+    // This pattern takes no file of a folder below.
+    for steps in [7, 9] {
+        place.train(&format!("--shards corpus/*.txt --steps {steps} -q --output run --upload corpus/copies"), 0);
+    }
+}
+
 /// The folder of the copies cannot be made: there is a file of its name.
 #[test]
 fn a_store_that_fails_does_not_end_a_run() {

@@ -29,12 +29,16 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
 pub(super) use self::copies::{Copied, Copies};
 use self::staged::Staged;
 use super::{
-    checkpoint::{FOLDER as CHECKPOINTS, MANIFEST},
+    checkpoint::{FILES, FOLDER as CHECKPOINTS, MANIFEST, folder_name},
     journal::{STEPS, VALID},
     model::FILES as MODEL_FILES,
     settings::Settings,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    source::{SourceError, would_read},
+    stores::{Location, Stores},
+};
 
 /// The list of the files of a copy.
 const LISTING: &str = "upload.json";
@@ -43,6 +47,22 @@ const MODEL: &str = "model";
 const JOURNALS: [&str; 2] = [STEPS, VALID];
 /// Prefix of the folders in which files wait for the store.
 const PREFIX: &str = "upload-";
+
+/// Whether an input would read the copies in a folder as text.
+///
+/// # Errors
+/// [`SourceError::Store`] when the input is no address.
+pub(crate) fn would_read_copies(stores: &Stores, input: &str, folder: &Location) -> Result<bool, SourceError> {
+    let copy = folder.child(&folder_name(1));
+    let of_model = MODEL_FILES.iter().map(|name| format!("{MODEL}/{name}"));
+    let names = FILES.iter().chain(&JOURNALS).chain([&LISTING]).map(|name| (*name).to_owned());
+    for name in names.chain(of_model) {
+        if would_read(stores, input, &copy.child(&name))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
 
 /// Where the checkpoints of a run are copied to.
 #[derive(Debug)]
@@ -264,10 +284,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        stores::{
-            Stores,
-            hooked::{Asked, Hooked},
-        },
+        stores::hooked::{Asked, Hooked},
         train::{
             checkpoint::{
                 Checkpoints,
