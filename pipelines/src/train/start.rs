@@ -864,14 +864,20 @@ async fn open(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Opened> {
     Ok(Opened { locked, last, begun })
 }
 
-/// The last checkpoints, unless the run starts over.
+/// The last checkpoints, unless the run starts over. That copies cannot be made is an error only if there is no checkpoint on the disk.
 async fn last(job: &TrainJob, checkpoints: &Checkpoints) -> Result<Last> {
-    if job.overwrite {
-        return Ok(Last::default());
-    }
-    let last = newest(job, checkpoints).await?;
-    if last.found.is_none() && last.copied.is_none() {
+    let last = if job.overwrite { Last::default() } else { newest(job, checkpoints).await? };
+    if !job.overwrite && last.found.is_none() && last.copied.is_none() {
         check_lost(&job.output)?;
+    }
+    // A store that has not answered is not asked again.
+    if let Some(copies) = copies(job).filter(|_| job.overwrite || last.is_checked)
+        && let Err(error) = copies.check_writable().await
+    {
+        if last.found.is_none() {
+            return Err(error);
+        }
+        tracing::warn!("{}; checkpoints will not be copied until this is corrected", error.report());
     }
     Ok(last)
 }

@@ -112,14 +112,21 @@ fn copies_are_not_read_as_text() {
     }
 }
 
-/// The folder of the copies cannot be made: there is a file of its name.
+/// The folder of the copies cannot be made: there is a file of its name. Before a run has a checkpoint, that is an error.
 #[test]
 fn a_store_that_fails_does_not_end_a_run() {
     let place = prepared();
     place.train("--steps 20 -q --output whole", 0);
     place.write("away", "");
     let command = "--steps 20 --output run --upload away/copies --json";
+    for more in ["", "--dry-run", "--overwrite"] {
+        let refused = place.train(&format!("{command} {more}"), 2);
+        assert!(refused.err.contains("away is a file"), "{more}: {refused:?}");
+        assert!(!place.path("run").exists(), "{more}");
+    }
+    place.train("--steps 7 -q --output run", 0);
     let ended = place.train(command, 5);
+    assert!(ended.err.contains("checkpoints will not be copied until this is corrected"), "{ended:?}");
     assert!(ended.err.contains("the checkpoint of step 7 was not copied"), "{ended:?}");
     assert!(ended.err.contains("the last checkpoint of the run was not copied to"), "{ended:?}");
     assert_eq!((ended.json()["steps"].as_u64(), ended.json()["upload"]["step"].as_u64()), (Some(20), None));

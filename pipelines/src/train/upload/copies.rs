@@ -16,7 +16,7 @@ use super::{JOURNALS, LISTING, MODEL, MODEL_FILES, staged::Staged};
 use crate::{
     error::{Error, Result},
     sink::copy,
-    stores::{Location, StoreError, sync::sync},
+    stores::{Location, Obstacle, StoreError, sync::sync, writable::check_folder},
     train::{
         checkpoint::{Checkpoints, Digested, FILES, Found, Manifest, RunState, STATE, folder_name, hex, step_of},
         error::TrainFault,
@@ -25,6 +25,8 @@ use crate::{
     },
 };
 
+/// An object that shows that the store can be written to, and does not stay.
+const PROBE: &str = "probe";
 /// Folders below that of the copies, files included: `step-N/model/FILE`.
 const DEPTH: usize = 3;
 
@@ -61,6 +63,26 @@ impl Copies {
     /// Where they are.
     pub(in crate::train) fn folder(&self) -> &Location {
         &self.folder
+    }
+
+    /// Checks that copies can be made.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for what is no folder, [`Error::Io`] or [`StoreError`] when it cannot be written to.
+    pub(in crate::train) async fn check_writable(&self) -> Result<()> {
+        if let Some(folder) = self.folder.local_path() {
+            return match Obstacle::to_folder(&folder) {
+                Some(obstacle) => Err(Error::usage(
+                    format!("--upload {}: {obstacle}", self.folder),
+                    "give a folder; it is created if it does not exist",
+                )),
+                None => check_folder(&folder),
+            };
+        }
+        let probe = self.folder.child(PROBE);
+        let written = probe.put("probe".into(), PutMode::Overwrite).await;
+        written.map_err(|e| StoreError::request("write", &probe, e))?;
+        Ok(probe.delete().await?)
     }
 
     /// The newest complete copy. Its tensors are checked when it is fetched. Warns of newer ones whose state is damaged.

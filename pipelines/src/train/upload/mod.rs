@@ -460,6 +460,24 @@ mod tests {
         assert_eq!(place.names().await, others);
     }
 
+    /// Nothing stays of the check.
+    #[tokio::test]
+    async fn a_store_that_cannot_be_written_to_is_found_before_the_first_copy() {
+        let place = place();
+        place.copies.check_writable().await.unwrap();
+        assert!(place.names().await.is_empty());
+        place.writes.store(0, Ordering::SeqCst);
+        let error = place.copies.check_writable().await.unwrap_err();
+        assert!(error.report().contains("is away"), "{}", error.report());
+        let disk = tempfile::tempdir().unwrap();
+        fs::write(disk.path().join("file"), "").unwrap();
+        for (name, is_writable) in [("", true), ("new/copies", true), ("file", false), ("file/copies", false)] {
+            let folder = Stores::with_settings([]).locate(disk.path().join(name).to_str().unwrap()).unwrap();
+            assert_eq!(Copies::new(folder, KEEP).check_writable().await.is_ok(), is_writable, "{name}");
+        }
+        assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 1);
+    }
+
     #[tokio::test]
     async fn a_damaged_copy_is_an_error_and_no_checkpoint() {
         for file in ["tensors.safetensors", "state.json", "manifest.json", "model/weights.safetensors", "steps.jsonl"] {
