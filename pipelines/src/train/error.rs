@@ -1,6 +1,6 @@
 //! Why a run cannot start or resume.
 
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::PathBuf};
 
 use elmo::{model::DeviceName, train::TrainError};
 use thiserror::Error;
@@ -230,6 +230,16 @@ fn said(reason: &Option<String>) -> String {
     reason.as_ref().map_or_else(|| "; its own message says why".to_owned(), |reason| format!(": {reason}"))
 }
 
+/// What lets a file be written.
+fn remedy(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => "make room on the disk",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "correct the permissions of the folder",
+        ErrorKind::NotFound | ErrorKind::NotADirectory => "restore the folder",
+        _ => "correct the cause",
+    }
+}
+
 fn last_good(last: &Option<PathBuf>) -> String {
     match last {
         Some(last) => format!("the last good checkpoint is {}", last.display()),
@@ -287,13 +297,16 @@ impl Fault for TrainFault {
                 "negatives are drawn by the rank of a word, so the most frequent words must come first: write the \
                  vocabulary with elmo vocab, or remove the counts if they are of another text"
             }
-            Self::Write { last: Some(last), .. } => {
+            Self::Write { source, last: Some(last), .. } => {
+                let first = remedy(source.kind());
+                return Some(format!("{first} and run the same command again: it resumes from {}", last.display()));
+            }
+            Self::Write { source, .. } => {
                 return Some(format!(
-                    "make room on the disk and run the same command again: it resumes from {}",
-                    last.display()
+                    "{} and run the same command again, or give another --output",
+                    remedy(source.kind())
                 ));
             }
-            Self::Write { .. } => "make room on the disk and run the same command again",
             Self::Unsorted { .. } => {
                 "write the vocabulary of this corpus with elmo vocab, or give --samples 0 for the softmax over all words"
             }
@@ -336,5 +349,33 @@ impl Fault for TrainFault {
             Self::Interrupted { .. } => "run the same command again, without --overwrite, to resume",
         };
         Some(help.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_has_the_help_of_its_cause() {
+        let help = |kind: ErrorKind, last: Option<&str>| {
+            let (path, last) = (PathBuf::from("run/steps.jsonl"), last.map(PathBuf::from));
+            TrainFault::Write { path, source: kind.into(), last }.help().unwrap()
+        };
+        let again = "and run the same command again: it resumes from step-7";
+        for (kind, first) in [
+            (ErrorKind::StorageFull, "make room on the disk"),
+            (ErrorKind::QuotaExceeded, "make room on the disk"),
+            (ErrorKind::ReadOnlyFilesystem, "correct the permissions of the folder"),
+            (ErrorKind::NotADirectory, "restore the folder"),
+            (ErrorKind::Other, "correct the cause"),
+        ] {
+            assert_eq!(help(kind, Some("step-7")), format!("{first} {again}"));
+        }
+        let denied = help(ErrorKind::PermissionDenied, None);
+        assert_eq!(
+            denied,
+            "correct the permissions of the folder and run the same command again, or give another --output"
+        );
     }
 }
