@@ -266,11 +266,18 @@ fn bad_data_is_refused_with_its_place() {
         ("--train train.conll --dev dev.conll --dropout 1", "at least 0 and below 1"),
         ("--train train.conll --dev dev.conll --output train.conll", "train.conll exists"),
         ("--train train.csv --dev dev.csv --label kind --tag-column 2", "cannot be used with"),
+        ("--train train.conll --dev dev.conll --column text", "--column changes nothing without --label"),
+        ("--train train.conll --dev dev.conll --tokenizer moses", "--tokenizer changes nothing without --label"),
     ] {
         let refused = place.exits(&format!("fit-mix --model tiny {words}"), 2);
         assert!(refused.err.contains(says), "{words}: no {says:?} in {}", refused.err);
     }
     assert_eq!(fs::read_to_string(place.path("train.conll")).unwrap(), tagged(40));
+    // What is set for all commands may be of no use to one.
+    place.write("elmo.toml", "tokenizer = 'moses'\n");
+    let fit = "fit-mix --model tiny --train train.conll --dev dev.conll --baselines none --seeds 4 --epochs 1 -q";
+    let ended = place.run_with(fit, &[("ELMO_COLUMN", "body")]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
 /// Labelled texts may be in a file whose name is that of a mix.

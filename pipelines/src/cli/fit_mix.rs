@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr, thread};
 
-use clap::{Args, ValueHint};
+use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint, parser::ValueSource};
 use elmo::{
     EmbedSpec,
     spec::{OnError, SentenceMode, StateMode, TokenizerKind},
@@ -13,6 +13,7 @@ use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{block_on, one_of, positive},
     print, print_json, shutdown,
+    train::unused,
 };
 use crate::{
     error::{Error, Exit, Result},
@@ -39,6 +40,10 @@ Examples:
 docs/mix.md describes the data, the classifier and the measures."
 )]
 pub(super) struct FitMixArgs {
+    // The first field: the others take their values out of the matches.
+    #[command(flatten)]
+    of_texts: OfTexts,
+
     /// Files to learn from: files, folders, glob patterns or URLs
     ///
     /// Without --label, they are text with a token and its tag on each line, in columns, and a blank line between sentences, as
@@ -105,6 +110,33 @@ pub(super) struct FitMixArgs {
 
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// An option of the command line that only texts with --label have. In the environment or in elmo.toml, it may be meant for other
+/// commands.
+#[derive(Debug)]
+struct OfTexts(Option<&'static str>);
+
+impl Args for OfTexts {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for OfTexts {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_given = |option: &&str| matches.value_source(option) == Some(ValueSource::CommandLine);
+        Ok(Self(["column", "tokenizer"].into_iter().find(is_given)))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// What determines a fit.
@@ -188,6 +220,9 @@ pub(super) fn run(args: &FitMixArgs, common: &CommonArgs) -> Result<Exit> {
             let help = "for example: elmo fit-mix --train train.conll --dev dev.conll";
             return Err(Error::usage(format!("{option} was not given"), help));
         }
+    }
+    if let (OfTexts(Some(option)), None) = (&args.of_texts, &args.label) {
+        return Err(unused(&format!("--{option}"), "--label"));
     }
     let progress = common.progress();
     let report = block_on(async {

@@ -373,12 +373,7 @@ impl StepArgs {
 
     /// Refuses options that would not change anything.
     fn check_unused(&self) -> Result<()> {
-        let refused = |option: &str, needs: &str| {
-            Err(Error::usage(
-                format!("{option} changes nothing without {needs}"),
-                format!("give {needs}, or leave {option} out"),
-            ))
-        };
+        let refused = |option: &str, needs: &str| Err(unused(option, needs));
         match self.schedule.as_str() {
             "constant" if self.warm_up > 0 => refused("--warm-up", "--schedule cosine or inverse-sqrt"),
             "constant" | "inverse-sqrt" if self.final_ratio.is_some() => refused("--final-ratio", "--schedule cosine"),
@@ -449,6 +444,11 @@ impl StepArgs {
         recipe.lanes = lanes.unwrap_or((recipe.rows / ROWS_OF_A_LANE).clamp(1, MAX_LANES));
         recipe
     }
+}
+
+/// The error for an option that would not change anything.
+pub(super) fn unused(option: &str, needs: &str) -> Error {
+    Error::usage(format!("{option} changes nothing without {needs}"), format!("give {needs}, or leave {option} out"))
 }
 
 const STOPPING: &str = "this step is made and a checkpoint is written";
@@ -650,6 +650,9 @@ impl TrainArgs {
         let mut recipe = self.step.recipe(file, self.lanes);
         self.step.check_preset(&recipe, self.accumulate, file)?;
         self.step.check_unused()?;
+        if self.eval_every.is_some() && self.valid.is_empty() {
+            return Err(unused("--eval-every", "--valid"));
+        }
         let part_rows = recipe.rows;
         recipe.rows = rows_of_window(&recipe, self.accumulate, processes)?;
         let output = self.output.as_ref().ok_or_else(|| missing("no --output"))?;
