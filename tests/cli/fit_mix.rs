@@ -258,13 +258,15 @@ fn bad_data_is_refused_with_its_place() {
     }
     assert!(!place.path("mix.json").exists());
     place.exits("fit-mix --model tiny --train train.conll --dev missing.conll", 3);
+    tags("train.json", "");
     for (words, says) in [
         ("--dev dev.conll", "--train was not given"),
         ("--train train.conll", "--dev was not given"),
         ("--train train.csv --dev dev.csv --label kind --column kind", "--column and --label are both kind"),
         ("--train train.conll --dev dev.conll --seeds 1,1", "seed 1 is given twice"),
         ("--train train.conll --dev dev.conll --dropout 1", "at least 0 and below 1"),
-        ("--train train.conll --dev dev.conll --output train.conll", "train.conll exists"),
+        ("--train train.conll --dev dev.conll --output train.json", "train.json exists"),
+        ("--train train.conll --dev dev.conll --output mixx.txt", "mixx.txt: --layers reads a mix"),
         ("--train train.csv --dev dev.csv --label kind --tag-column 2", "cannot be used with"),
         ("--train train.conll --dev dev.conll --column text", "--column changes nothing without --label"),
         ("--train train.conll --dev dev.conll --tokenizer moses", "--tokenizer changes nothing without --label"),

@@ -12,6 +12,7 @@ use elmo::{
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
     args::{block_on, one_of, positive},
+    mixes::is_file_of_mix,
     print, print_json, shutdown,
     train::unused,
 };
@@ -223,6 +224,10 @@ pub(super) fn run(args: &FitMixArgs, common: &CommonArgs) -> Result<Exit> {
     }
     if let (OfTexts(Some(option)), None) = (&args.of_texts, &args.label) {
         return Err(unused(&format!("--{option}"), "--label"));
+    }
+    if !is_file_of_mix(&args.output) {
+        let message = format!("--output {}: --layers reads a mix from a file whose name ends in .json", args.output);
+        return Err(Error::usage(message, "give it such a name, for example mix.json"));
     }
     let progress = common.progress();
     let report = block_on(async {

@@ -55,7 +55,7 @@ pub(super) fn layers_of(text: &str, mixes: &[(String, ScalarMix)]) -> Result<Lay
     if let Some((_, mix)) = mixes.iter().find(|(name, _)| name == text) {
         return Ok(Layers::Mix(mix.clone()));
     }
-    if Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+    if is_file_of_mix(text) {
         return read_mix("--layers", text).map(Layers::Mix);
     }
     text.parse().map_err(|_: SpecError| {
@@ -65,6 +65,11 @@ pub(super) fn layers_of(text: &str, mixes: &[(String, ScalarMix)]) -> Result<Lay
         let message = format!("layers: unknown value {text:?}; legal values are {}{hint}", legal.join(", "));
         Error::usage(message, "a scalar mix is named by its file, FILE.json, or by --add-mix NAME=FILE")
     })
+}
+
+/// Whether the value of `--layers` is the file of a mix.
+pub(super) fn is_file_of_mix(text: &str) -> bool {
+    Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }
 
 /// The most similar of some words, if one is similar.
