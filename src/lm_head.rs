@@ -207,8 +207,8 @@ fn take(weights: &mut Weights, name: &str) -> Tensor {
 /// The words of a vocabulary, the most frequent first, from the bytes of its file; `path` names it in errors.
 ///
 /// # Errors
-/// [`Error::LmHead`] when a line is too long or not UTF-8, a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is
-/// missing.
+/// [`Error::LmHead`] when a line is too long, empty or not UTF-8, a word occurs twice, or one of `<S>`, `</S>` and `<UNK>`
+/// is missing.
 pub fn parse_vocab(bytes: &[u8], path: &Path) -> Result<Vec<String>> {
     let words = vocab_lines(bytes, path)?;
     word_ids(&words).map_err(|error| match error {
@@ -254,7 +254,7 @@ impl LmHeadData {
     /// Creates an LM head from `weight [V, P]` and `bias [V]` for `V` words, the most frequent first.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`]
+    /// [`Error::LmHead`] when a word is empty or occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`]
     /// when the shapes do not fit.
     pub fn new(words: Vec<String>, weight: Tensor, bias: Tensor) -> Result<Self> {
         let mut all = Weights::default();
@@ -327,6 +327,9 @@ fn word_ids(words: &[String]) -> Result<Vocab, LmHeadError> {
     let wrong = |reason: String| LmHeadError::Vocab { path: VOCAB.into(), reason };
     let mut ids = HashMap::with_capacity(words.len());
     for (id, word) in words.iter().enumerate() {
+        if word.is_empty() {
+            return Err(wrong(format!("line {} is empty", id + 1)));
+        }
         if ids.insert(word.as_str().into(), id as i64).is_some() {
             return Err(wrong(format!("the word of line {} occurs twice", id + 1)));
         }

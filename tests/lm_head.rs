@@ -355,6 +355,9 @@ fn heads_that_are_none() {
     let mut twice = WORDS;
     twice[8] = "bank";
     assert!(made(&twice).contains("line 9 occurs twice"), "{}", made(&twice));
+    let mut empty = WORDS;
+    empty[4] = "";
+    assert!(made(&empty).contains("line 5 is empty"), "{}", made(&empty));
     let mut without = WORDS;
     without[1] = "<s>";
     assert!(made(&without).contains("<S> is missing"), "{}", made(&without));

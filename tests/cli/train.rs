@@ -582,6 +582,7 @@ fn bad_input_is_refused_before_the_first_step() {
     fs::copy(place.path("vocab.counts.tsv"), place.path("unsorted.counts.tsv")).unwrap();
     place.write("twice.txt", format!("{vocab}w0\n"));
     place.write("lacking.txt", vocab.replace("<UNK>\n", ""));
+    place.write("gap.txt", vocab.replace("<UNK>\n", "<UNK>\n\n\n"));
     place.write("empty/a.txt", "\n  \n");
     place.write("bytes/a.txt", b"fine\n\xff\n");
     place.write("wrong.json", OPTIONS.replace("\"dim\": 16", "\"dim\": 0"));
@@ -594,7 +595,9 @@ fn bad_input_is_refused_before_the_first_step() {
         (format!("{shards} --vocab unsorted.txt {options}"), 3, "comes after line"),
         (format!("{shards} --vocab twice.txt {options}"), 4, "occurs twice"),
         (format!("{shards} --vocab lacking.txt {options}"), 4, "<UNK> is missing"),
+        (format!("{shards} --vocab gap.txt {options}"), 4, "line 4 is empty"),
         (format!("{shards} --vocab nowhere.txt {options}"), 2, "elmo vocab"),
+        (format!("{shards} --vocab corpus {options}"), 2, "corpus: is a folder"),
         (format!("--shards nowhere {vocab} {options}"), 3, "no such file"),
         (format!("--shards empty {vocab} {options}"), 3, "no sentences"),
         (format!("--shards bytes {vocab} {options}"), 3, "row 1"),

@@ -33,9 +33,12 @@ impl Words {
     /// Reads a vocabulary and compares its order with the counts beside it.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the file is missing, [`elmo::Error::LmHead`] when it is no vocabulary,
+    /// [`Error::Usage`] when the file is missing or a folder, [`elmo::Error::LmHead`] when it is no vocabulary,
     /// [`TrainFault::Vocabulary`] when its words are not in the order of their counts.
     pub(super) async fn read(location: &Location) -> Result<Self> {
+        if location.local_path().is_some_and(|path| path.is_dir()) {
+            return Err(Error::usage(format!("{location}: is a folder"), "name the file of the vocabulary"));
+        }
         let Some(bytes) = location.get().await? else {
             let help = "elmo vocab writes one: elmo vocab --input SHARDS --output vocab.txt";
             return Err(Error::usage(format!("{location}: no such file"), help));
