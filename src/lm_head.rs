@@ -163,16 +163,24 @@ impl LmHeadFiles {
     /// that names none is accepted.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when the vocabulary is invalid or not that of the softmax, [`Error::Weights`] when the softmax has the size of another
-    /// vocabulary or model, [`Error::Io`] when a file cannot be read.
+    /// [`Error::LmHead`] when the vocabulary is invalid or not that of the softmax, [`Error::Weights`] when the softmax has the size of
+    /// another model, [`Error::Io`] when a file cannot be read.
     pub fn read(&self, width: usize) -> Result<LmHeadData> {
         let (path, vocab) = self.open(VOCAB)?;
         let words = vocab_lines(BufReader::new(vocab), &path)?;
+        let (path, mut softmax) = self.open(SOFTMAX)?;
+        let shape = weights::safetensors::shape(&mut softmax, &path, WEIGHT)?;
+        if let Some(rows) = shape.and_then(|shape| shape.first().copied()).filter(|rows| *rows != words.len()) {
+            let words = words.len();
+            let reason = format!(
+                "has {words} words, but {SOFTMAX} has rows for {rows}; copy {VOCAB} and {SOFTMAX} of one model"
+            );
+            return Err(LmHeadError::Vocab { path: self.path(VOCAB), reason }.into());
+        }
         let plan = [
             TensorSpec { name: WEIGHT.to_owned(), shape: vec![words.len(), width] },
             TensorSpec { name: BIAS.to_owned(), shape: vec![words.len()] },
         ];
-        let (path, mut softmax) = self.open(SOFTMAX)?;
         let loaded = weights::safetensors::read_from(&mut softmax, &path, &plan)?;
         self.check(&loaded)?;
         if loaded.metadata.get(WORDS).is_some_and(|named| *named != digest_of_words(&words)) {

@@ -76,6 +76,19 @@ pub(crate) fn read_from<R: Read + Seek + ?Sized>(
     Ok(loaded)
 }
 
+/// The shape of a tensor; `None` when there is no tensor of this name.
+///
+/// # Errors
+/// A header that does not match the file, and those of the operating system.
+pub(crate) fn shape<R: Read + Seek + ?Sized>(
+    file: &mut R,
+    path: &Path,
+    name: &str,
+) -> Result<Option<Vec<usize>>, WeightsError> {
+    let (_, header) = header(file, path)?;
+    Ok(header.info(name).map(|info| info.shape.clone()))
+}
+
 /// The header and the offset of the values.
 fn header<R: Read + Seek + ?Sized>(file: &mut R, path: &Path) -> Result<(u64, Metadata), WeightsError> {
     let wrong = |reason: String| broken(path, FileKind::Safetensors, reason);
