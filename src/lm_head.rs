@@ -219,6 +219,11 @@ fn take(weights: &mut Weights, name: &str) -> Tensor {
 /// is missing.
 pub fn parse_vocab(bytes: &[u8], path: &Path) -> Result<Vec<String>> {
     let words = vocab_lines(bytes, path)?;
+    // Models that were trained with such a word are read all the same.
+    if let Some(empty) = words.iter().position(String::is_empty) {
+        let reason = format!("line {} is empty", empty + 1);
+        return Err(LmHeadError::Vocab { path: path.to_owned(), reason }.into());
+    }
     word_ids(&words).map_err(|error| match error {
         LmHeadError::Vocab { reason, .. } => LmHeadError::Vocab { path: path.to_owned(), reason },
         other => other,
@@ -262,7 +267,7 @@ impl LmHeadData {
     /// Creates an LM head from `weight [V, P]` and `bias [V]` for `V` words, the most frequent first.
     ///
     /// # Errors
-    /// [`Error::LmHead`] when a word is empty or occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`]
+    /// [`Error::LmHead`] when a word occurs twice, or one of `<S>`, `</S>` and `<UNK>` is missing; [`Error::Weights`]
     /// when the shapes do not fit.
     pub fn new(words: Vec<String>, weight: Tensor, bias: Tensor) -> Result<Self> {
         let mut all = Weights::default();
@@ -335,9 +340,6 @@ fn word_ids(words: &[String]) -> Result<Vocab, LmHeadError> {
     let wrong = |reason: String| LmHeadError::Vocab { path: VOCAB.into(), reason };
     let mut ids = HashMap::with_capacity(words.len());
     for (id, word) in words.iter().enumerate() {
-        if word.is_empty() {
-            return Err(wrong(format!("line {} is empty", id + 1)));
-        }
         if ids.insert(word.as_str().into(), id as i64).is_some() {
             return Err(wrong(format!("the word of line {} occurs twice", id + 1)));
         }
