@@ -696,6 +696,16 @@ fn inspect_counts() {
     assert_eq!(counts(&|vector| vector.fill(f32::MAX)), (Some(0), json!([2, 1, 0, 0])));
 }
 
+/// A column of type Null has no values.
+#[test]
+fn inspect_counts_no_errors_in_a_column_of_nulls() {
+    let place = Place::new();
+    let copy = "COPY (SELECT value AS id, NULL AS error FROM range(0, 3)) TO 'nulls.parquet'";
+    assert_eq!(sql(&place, &["-c", copy]).code, Some(0));
+    let counted = place.exits("inspect nulls.parquet --json", 0).json();
+    assert_eq!((&counted["rows"], &counted["errors"]), (&3.into(), &0.into()), "{counted}");
+}
+
 #[test]
 fn a_damaged_file_is_damaged_data() {
     let place = place("");

@@ -144,7 +144,7 @@ impl InspectReport {
     fn add(&mut self, batch: &RecordBatch, norms: &mut Norms) {
         self.rows += batch.num_rows() as u64;
         if let Some(errors) = batch.column_by_name("error") {
-            self.errors += (errors.len() - errors.null_count()) as u64;
+            self.errors += (errors.len() - errors.logical_null_count()) as u64;
         }
         if let Some(truncated) = batch.column_by_name("truncated").and_then(|c| c.as_boolean_opt().cloned()) {
             self.truncated += truncated.true_count() as u64;
