@@ -70,6 +70,10 @@ impl AggregateUDFImpl for ElmoCentroid {
                 let item = Arc::new(item.as_ref().clone().with_data_type(DataType::Float32));
                 Ok(vec![DataType::FixedSizeList(item, *n)])
             }
+            [other @ (DataType::List(_) | DataType::LargeList(_))] => {
+                let remedy = "write arrow_cast(embedding, 'FixedSizeList(N, Float32)') with N dimensions";
+                plan_err!("{NAME}: a vector is a list of fixed size, not {other}; {remedy}")
+            }
             [other] => plan_err!("{NAME}: a vector is a list of fixed size, such as elmo_embed returns, not {other}"),
             _ => plan_err!("{NAME} needs one vector: {NAME}(embedding)"),
         }

@@ -27,7 +27,7 @@ pub const NAME: &str = "elmo_span";
 /// The function: `FixedSizeList<Float32, D>`, with the field of the tokens' vectors.
 #[user_doc(
     doc_section(label = "ELMo Functions"),
-    description = "Returns the mean of the vectors of the tokens that overlap the byte range `start..end` of a text, `FixedSizeList<Float32, D>`. The tokens come from elmo_tokens, or from a file that elmo embed wrote at token level. There is no text in which characters could be counted: only elmo_word has the option `unit`. Returns NULL if an argument is NULL, `start` is negative, `end` is not after `start`, or no token overlaps the range.",
+    description = "Returns the mean of the vectors of the tokens that overlap the byte range `start..end` of a text, of the type of these vectors: `FixedSizeList<Float32, D>`, or `List<Float32>` from a file that was written with `--list-type list`. The tokens come from elmo_tokens, or from a file that elmo embed wrote at token level. There is no text in which characters could be counted: only elmo_word has the option `unit`. Returns NULL if an argument is NULL, `start` is negative, `end` is not after `start`, or no token overlaps the range.",
     syntax_example = "elmo_span(tokens, start, end)",
     sql_example = r"```sql
 > SELECT id, elmo_span(tokens, 0, 8) AS first_words FROM (SELECT id, elmo_tokens(text) AS tokens FROM reviews);
@@ -115,7 +115,7 @@ pub(super) fn spans(
             valid[row] = tokens.write_mean(of_row, start, end, mean);
         }
     }
-    Ok(Arc::new(tokens.array(values, Some(NullBuffer::from(valid)))?))
+    tokens.array(values, Some(NullBuffer::from(valid)))
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::{ops::Range, sync::Arc};
 
 use datafusion::{
     arrow::{
-        array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, UInt32Array},
-        buffer::NullBuffer,
+        array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, ListArray, UInt32Array},
+        buffer::{NullBuffer, OffsetBuffer},
         datatypes::{DataType, Field, FieldRef, Float32Type, UInt32Type},
     },
-    common::{ScalarValue, internal_err, plan_err},
+    common::{ScalarValue, exec_err, internal_err, plan_err},
     error::Result,
     logical_expr::ColumnarValue,
 };
@@ -39,6 +39,8 @@ pub(super) fn embedding<'t>(function: &str, tokens: &'t DataType) -> Result<&'t 
     };
     let is_vector = |field: &&FieldRef| match field.data_type() {
         DataType::FixedSizeList(item, width) => item.data_type() == &DataType::Float32 && *width > 0,
+        // As elmo embed --list-type list writes them.
+        DataType::List(item) => item.data_type() == &DataType::Float32,
         _ => false,
     };
     match field.filter(is_vector) {
@@ -54,9 +56,13 @@ pub(super) struct TokenLists {
     starts: UInt32Array,
     ends: UInt32Array,
     vectors: FixedSizeListArray,
+    /// The type of the tokens' vectors, which is that of results.
+    vector_type: DataType,
 }
 
 impl TokenLists {
+    /// # Errors
+    /// If vectors in lists of any length have different lengths.
     pub(super) fn of(column: &ColumnarValue, rows: usize) -> Result<Self> {
         let (lists, is_constant) = match column {
             ColumnarValue::Scalar(ScalarValue::List(list)) => (Arc::clone(list) as ArrayRef, true),
@@ -69,8 +75,10 @@ impl TokenLists {
         };
         let starts = column("start")?.as_primitive::<UInt32Type>().clone();
         let ends = column("end")?.as_primitive::<UInt32Type>().clone();
-        let vectors = column("embedding")?.as_fixed_size_list().clone();
-        Ok(Self { lists, is_constant, starts, ends, vectors })
+        let embeddings = column("embedding")?;
+        let vectors = of_one_length(embeddings)?;
+        let vector_type = embeddings.data_type().clone();
+        Ok(Self { lists, is_constant, starts, ends, vectors, vector_type })
     }
 
     /// The range of a row's tokens among all tokens. `None` when the list is NULL.
@@ -125,12 +133,31 @@ impl TokenLists {
     }
 
     /// The array of vectors that are stored one after the other, of the type of the tokens' vectors.
-    pub(super) fn array(&self, values: Vec<f32>, valid: Option<NullBuffer>) -> Result<FixedSizeListArray> {
-        let DataType::FixedSizeList(item, width) = self.vectors.data_type() else {
-            return internal_err!("vectors of another type");
-        };
-        Ok(FixedSizeListArray::try_new(Arc::clone(item), *width, Arc::new(Float32Array::from(values)), valid)?)
+    pub(super) fn array(&self, values: Vec<f32>, valid: Option<NullBuffer>) -> Result<ArrayRef> {
+        let (width, values) = (self.width(), Arc::new(Float32Array::from(values)));
+        match &self.vector_type {
+            DataType::FixedSizeList(item, n) => {
+                Ok(Arc::new(FixedSizeListArray::try_new(Arc::clone(item), *n, values, valid)?))
+            }
+            DataType::List(item) => {
+                let offsets = OffsetBuffer::from_repeated_length(width, values.len() / width);
+                Ok(Arc::new(ListArray::try_new(Arc::clone(item), offsets, values, valid)?))
+            }
+            other => internal_err!("vectors of type {other}"),
+        }
     }
+}
+
+/// Vectors as lists of a fixed size, which is 1 if there are none.
+fn of_one_length(vectors: &ArrayRef) -> Result<FixedSizeListArray> {
+    let Some(lists) = vectors.as_list_opt::<i32>() else { return Ok(vectors.as_fixed_size_list().clone()) };
+    let width = lists.offsets().lengths().next().unwrap_or(1);
+    if let Some(other) = lists.offsets().lengths().find(|length| *length != width || *length == 0) {
+        return exec_err!("tokens have vectors of {width} and of {other} dimensions");
+    }
+    let item = Arc::new(Field::new_list_field(DataType::Float32, true));
+    let values = lists.values().slice(lists.value_offsets()[0] as usize, lists.len() * width);
+    Ok(FixedSizeListArray::try_new(item, width as i32, values, None)?)
 }
 
 /// The number of rows of a result: one if all arguments are constants.

@@ -8,7 +8,7 @@ use std::{ops::Range, sync::Arc};
 
 use datafusion::{
     arrow::{
-        array::{ArrayRef, ListArray},
+        array::{Array, ArrayRef, ListArray},
         buffer::{NullBuffer, OffsetBuffer},
         datatypes::{DataType, Field, FieldRef},
     },
@@ -79,7 +79,7 @@ fn first<'a>(tokens: &TokenLists, rows: impl ExactSizeIterator<Item = Option<Row
         let found = row.and_then(|row| row.next(tokens, row.tokens.start, 0));
         valid.push(found.is_some_and(|found| found.write_mean(tokens, mean)));
     }
-    Ok(Arc::new(tokens.array(values, Some(NullBuffer::from(valid)))?))
+    tokens.array(values, Some(NullBuffer::from(valid)))
 }
 
 fn all<'a>(tokens: &TokenLists, rows: impl ExactSizeIterator<Item = Option<Row<'a>>>) -> Result<ArrayRef> {
@@ -102,9 +102,9 @@ fn all<'a>(tokens: &TokenLists, rows: impl ExactSizeIterator<Item = Option<Row<'
         lengths.push(length);
     }
     let vectors = tokens.array(values, None)?;
-    let item = item(datafusion::arrow::array::Array::data_type(&vectors));
+    let item = item(vectors.data_type());
     let offsets = OffsetBuffer::from_lengths(lengths);
-    Ok(Arc::new(ListArray::try_new(item, offsets, Arc::new(vectors), Some(NullBuffer::from(valid)))?))
+    Ok(Arc::new(ListArray::try_new(item, offsets, vectors, Some(NullBuffer::from(valid)))?))
 }
 
 /// One row of the arguments.
