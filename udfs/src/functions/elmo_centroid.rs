@@ -70,6 +70,8 @@ impl AggregateUDFImpl for ElmoCentroid {
                 let item = Arc::new(item.as_ref().clone().with_data_type(DataType::Float32));
                 Ok(vec![DataType::FixedSizeList(item, *n)])
             }
+            // The dimension is not known.
+            [DataType::Null] => Ok(vec![DataType::new_fixed_size_list(DataType::Float32, 1, true)]),
             [other @ (DataType::List(_) | DataType::LargeList(_))] => {
                 let remedy = "write arrow_cast(embedding, 'FixedSizeList(N, Float32)') with N dimensions";
                 plan_err!("{NAME}: a vector is a list of fixed size, not {other}; {remedy}")

@@ -18,7 +18,7 @@ use datafusion_macros::user_doc;
 
 use super::{
     byte_offset::{coerce_offset, to_int64},
-    token_lists::{TokenLists, embedding, rows_of, vector_field},
+    token_lists::{TokenLists, embedding, of_null, rows_of, vector_field},
 };
 
 /// The name in SQL.
@@ -67,13 +67,16 @@ impl ScalarUDFImpl for ElmoSpan {
 
     fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>> {
         let [tokens, start, end] = types else { return plan_err!("{NAME} needs {NAME}(tokens, start, end)") };
-        embedding(NAME, tokens)?;
+        let tokens = match tokens {
+            DataType::Null => of_null(),
+            tokens => embedding(NAME, tokens).map(|_| tokens.clone())?,
+        };
         for (name, data_type) in [("start", start), ("end", end)] {
             if !data_type.is_integer() && data_type != &DataType::Null {
                 return plan_err!("{NAME}: {name} is a byte offset, not {data_type}");
             }
         }
-        Ok(vec![tokens.clone(), coerce_offset(start), coerce_offset(end)])
+        Ok(vec![tokens, coerce_offset(start), coerce_offset(end)])
     }
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {

@@ -49,6 +49,14 @@ pub(super) fn embedding<'t>(function: &str, tokens: &'t DataType) -> Result<&'t 
     }
 }
 
+/// The type of a list of tokens of which only NULL is known: its vectors may have any length.
+pub(super) fn of_null() -> DataType {
+    let vector = DataType::new_list(DataType::Float32, true);
+    let fields = [("start", DataType::UInt32), ("end", DataType::UInt32), ("embedding", vector)];
+    let fields = fields.map(|(name, data_type)| Field::new(name, data_type, true));
+    DataType::new_list(DataType::Struct(fields.into_iter().collect()), true)
+}
+
 /// The tokens of each row. A constant list is shared by all rows, not copied.
 pub(super) struct TokenLists {
     lists: ArrayRef,
