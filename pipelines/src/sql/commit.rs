@@ -423,6 +423,7 @@ impl Shown {
     fn partition_error(&self, error: &Error) -> DataFusionError {
         let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
         let cause = causes.last().map(ToString::to_string).unwrap_or_default();
+        let is_name_too_long = cause.contains("File name too long");
         let mut paths = self.columns.iter().flat_map(|column| [format!("{column}="), format!("{column}%3D")]);
         let cause = match paths.any(|path| cause.contains(&path)) {
             true => "the store rejected it".to_owned(),
@@ -430,8 +431,9 @@ impl Shown {
         };
         let help = "values of PARTITIONED BY are names of folders, which disks limit to 255 bytes: shorten them, as with \
                     left(text, 50) AS text";
+        let help = is_name_too_long.then(|| help.to_owned());
         let message = format!("write {}: {cause}", self.address);
-        external(OwnError::from(SqlError { message, exit: Exit::Storage, help: Some(help.to_owned()) }))
+        external(OwnError::from(SqlError { message, exit: Exit::Storage, help }))
     }
 }
 
@@ -526,6 +528,23 @@ impl Drop for WorkerFile {
         });
         if let Some(files) = self.files.upgrade() {
             lock(&files.aborts).push(discarded);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::error::sql_error;
+
+    #[test]
+    fn only_a_name_that_is_too_long_is_to_be_shortened() {
+        let shown = Shown { address: "/rows/k=…/a.parquet".to_owned(), columns: vec!["k".to_owned()] };
+        for (reason, is_too_long) in [("File name too long (os error 36)", true), ("No space left on device", false)] {
+            let source = Box::new(std::io::Error::other(reason));
+            let error = sql_error(shown.write_error(Error::Generic { store: "local", source }));
+            assert!(error.to_string().contains(&format!("write /rows/k=…/a.parquet: {reason}")), "{error}");
+            assert_eq!(error.help().is_some_and(|help| help.contains("shorten them")), is_too_long, "{reason}");
         }
     }
 }
