@@ -34,6 +34,7 @@ mod nearest;
 mod no_rows;
 mod output_folder;
 mod parquet_times;
+mod parquet_types;
 mod partitions;
 mod plain_text;
 mod print;
@@ -297,6 +298,7 @@ impl Sql {
         let frame = elmo_udfs::run(&self.context, statement).await;
         let frame = frame.map_err(|error| missing::plan_error(error, &self.context))?;
         copy::check_columns(frame.logical_plan(), self.context.state().config_options())?;
+        parquet_types::check_plan(frame.logical_plan())?;
         let frame = explain_copy::show(frame, existing).map_err(sql_error)?;
         // DDL and SET statements have been executed at this point; they have no result.
         if frame.schema().fields().is_empty() {
@@ -306,6 +308,7 @@ impl Sql {
             copy::check_names(&format!("--format {}", options.format), frame.schema().fields())?;
         }
         if options.format == Format::Parquet {
+            parquet_types::check(frame.schema().fields())?;
             return self.write_parquet(frame, progress, out).await;
         }
         self.remember_columns(frame.logical_plan());
