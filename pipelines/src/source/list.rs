@@ -126,7 +126,8 @@ pub struct Listing {
 ///
 /// # Errors
 /// [`SourceError::Missing`] when nothing has this name or matches the pattern, [`SourceError::Empty`] when a folder
-/// contains no file of a known format, [`SourceError::Unknown`] when a file's extension is not known,
+/// contains no file of a known format, [`SourceError::OnlyOutput`] when its files are those of the output,
+/// [`SourceError::InOutput`] when it is in the output, [`SourceError::Unknown`] when a file's extension is not known,
 /// [`SourceError::Pattern`] when the pattern is invalid, [`SourceError::Store`] when the address is wrong or the store
 /// fails.
 pub async fn listing(
@@ -270,7 +271,7 @@ async fn expand(
     if !is_folder_spelling(input)
         && let Some(meta) = location.head().await?
     {
-        if belongs_to(&location, &meta, output) {
+        if belongs_to(&location, &meta.location, output) {
             return Err(SourceError::InOutput { file: input.to_owned() });
         }
         let folder = folder_of(&location.path);
@@ -285,11 +286,14 @@ async fn expand(
         None => below(&location, reading).await?,
     };
     let found = listed.len();
-    listed.retain(|meta| !belongs_to(&location, meta, output));
-    left_out.retain(|meta| !belongs_to(&location, meta, output));
+    listed.retain(|meta| !belongs_to(&location, &meta.location, output));
+    left_out.retain(|meta| !belongs_to(&location, &meta.location, output));
     let left_out = left_out.iter().map(|meta| location.at(meta.location.clone()).to_string()).collect();
     if listed.is_empty() && found > 0 {
-        return Err(SourceError::InOutput { file: input.to_owned() });
+        return Err(match belongs_to(&location, &folder, output) {
+            true => SourceError::InOutput { file: input.to_owned() },
+            false => SourceError::OnlyOutput { address: input.to_owned() },
+        });
     }
     if listed.is_empty() {
         return Err(match is_pattern {
@@ -379,12 +383,12 @@ fn is_same_store(one: &Location, other: &Location) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(&one.store), Arc::as_ptr(&other.store))
 }
 
-/// Whether a file is in the output folder, by its path or by its canonical path.
-fn belongs_to(location: &Location, meta: &ObjectMeta, output: Option<&Location>) -> bool {
+/// Whether a file or folder is in the output folder or is that folder, by its path or by its canonical path.
+fn belongs_to(location: &Location, path: &Path, output: Option<&Location>) -> bool {
     let Some(out) = output else { return false };
     let place = |location: &Location| location.local_path().and_then(|path| path.canonicalize().ok());
-    let by_name = is_same_store(out, location) && meta.location.prefix_matches(&out.path);
-    let by_place = || match (place(&location.at(meta.location.clone())), place(out)) {
+    let by_name = is_same_store(out, location) && path.prefix_matches(&out.path);
+    let by_place = || match (place(&location.at(path.clone())), place(out)) {
         (Some(file), Some(out)) => file.starts_with(out),
         _ => false,
     };
@@ -532,6 +536,20 @@ mod tests {
         }
         let stdin = would_read(&stores, STDIN, &stores.locate(&path("-")).unwrap());
         assert!(!stdin.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_holds_the_output_alone_has_no_input() {
+        let dir = tempfile::tempdir().unwrap();
+        touch(dir.path(), &["out/p.parquet"]);
+        for input in ["", "*/*.parquet"] {
+            let error = names(dir.path(), &[input]).await.unwrap_err().to_string();
+            assert!(error.ends_with("contains no input files other than those of the output"), "{error}");
+        }
+        for input in ["out", "out/", "out/*.parquet", "out/p.parquet"] {
+            let found = names(dir.path(), &[input]).await;
+            assert!(matches!(found, Err(SourceError::InOutput { .. })), "{input}: {found:?}");
+        }
     }
 
     #[tokio::test]

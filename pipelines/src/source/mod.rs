@@ -194,6 +194,12 @@ pub enum SourceError {
         /// The file.
         file: String,
     },
+    /// All files of the input are in the folder that the job writes to.
+    #[error("{address}: contains no input files other than those of the output")]
+    OnlyOutput {
+        /// The folder or pattern.
+        address: String,
+    },
     /// The file changed while the job ran.
     #[error("{file}: changed or removed while it was read; rows of the old and a new file would be mixed")]
     Changed {
@@ -318,6 +324,7 @@ impl Fault for SourceError {
             Self::NotText { .. } => "name another column with --column",
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
             Self::InOutput { .. } | Self::Replaced { .. } => "choose another --output",
+            Self::OnlyOutput { .. } => "check the path of the input",
             Self::Changed { .. } => {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }
