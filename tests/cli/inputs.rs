@@ -142,6 +142,20 @@ fn nothing_from_a_pipe() {
     }
 }
 
+/// Parquet needs its end first.
+#[test]
+fn parquet_from_a_pipe_without_a_temporary_folder() {
+    let place = Place::new();
+    place.exits_sql("COPY (SELECT 'a' AS text) TO 'a.parquet'");
+    let line = "cat a.parquet | TMPDIR=$PWD/gone elmo embed - -q --model tiny --input-format parquet -o out";
+    let ended = place.shell(line);
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    let folder = place.path("gone");
+    let said = format!("-: cannot be copied to the temporary folder {}: ", folder.display());
+    assert!(ended.err.contains(&said), "{ended:?}");
+    assert!(ended.err.contains("  help: set TMPDIR to a folder with room, or save the input to a file"), "{ended:?}");
+}
+
 #[test]
 fn lines_that_look_like_objects_are_noticed() {
     let place = Place::new();

@@ -67,11 +67,11 @@ impl Opened {
             return Ok(opened);
         }
         let most = opened.size.saturating_mul(MAX_RATIO).max(1 << 20);
-        let local = |e| StoreError::Local { operation: "decompress", address: location.to_string(), source: e };
-        let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
+        let temporary = |e| SourceError::temporary(file, e);
+        let (spool, path) = tempfile::NamedTempFile::new().map_err(temporary)?.into_parts();
         let mut spool = tokio::fs::File::from_std(spool);
         let mut decompressed = decompress(opened, file.compression, &Taken::default()).take(most + 1);
-        let size = copy_between(&mut decompressed, &mut spool, file, &location.to_string()).await?;
+        let size = copy_between(&mut decompressed, &mut spool, file).await?;
         if size > most {
             return Err(SourceError::malformed(
                 file,
@@ -96,14 +96,13 @@ impl Opened {
     }
 }
 
-/// Copies all bytes. A failure to read is an error of the input, a failure to write one of the local disk.
+/// Copies all bytes to a temporary file. A failure to read is an error of the input, a failure to write one of the local disk.
 pub(super) async fn copy_between(
     from: &mut (impl AsyncBufRead + Unpin),
     to: &mut tokio::fs::File,
     file: &InputFile,
-    address: &str,
 ) -> Result<u64, SourceError> {
-    let local = |e| StoreError::Local { operation: "copy", address: address.to_owned(), source: e };
+    let temporary = |e| SourceError::temporary(file, e);
     let mut size = 0;
     loop {
         let bytes = from.fill_buf().await.map_err(|e| read_error(file, 0, e))?;
@@ -111,11 +110,11 @@ pub(super) async fn copy_between(
             break;
         }
         let n = bytes.len();
-        to.write_all(bytes).await.map_err(local)?;
+        to.write_all(bytes).await.map_err(temporary)?;
         from.consume(n);
         size += n as u64;
     }
-    to.flush().await.map_err(local)?;
+    to.flush().await.map_err(temporary)?;
     Ok(size)
 }
 

@@ -39,6 +39,8 @@ mod sieve;
 mod sizes;
 pub(crate) mod types;
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::{
@@ -200,6 +202,16 @@ pub enum SourceError {
         /// The folder or pattern.
         address: String,
     },
+    /// A temporary file cannot be written.
+    #[error("{file}: cannot be copied to the temporary folder {}: {source}", folder.display())]
+    Temporary {
+        /// The file that is copied.
+        file: String,
+        /// The folder.
+        folder: PathBuf,
+        /// The error of the system.
+        source: std::io::Error,
+    },
     /// The file changed while the job ran.
     #[error("{file}: changed or removed while it was read; rows of the old and a new file would be mixed")]
     Changed {
@@ -287,6 +299,11 @@ fn is_no_json(reason: &str) -> bool {
 }
 
 impl SourceError {
+    /// A failure to write the temporary copy of a file.
+    fn temporary(file: &InputFile, source: std::io::Error) -> Self {
+        Self::Temporary { file: file.to_string(), folder: std::env::temp_dir(), source }
+    }
+
     pub(crate) fn malformed(file: &InputFile, row: u64, reason: impl Into<Reason>) -> Self {
         let (file, format, reason) = (file.to_string(), file.format, reason.into().to_string());
         match is_damage(format, &reason) {
@@ -300,6 +317,7 @@ impl Fault for SourceError {
     fn exit(&self) -> Exit {
         match self {
             Self::Store(error) => error.exit(),
+            Self::Temporary { .. } => Exit::Storage,
             Self::Pattern { .. } | Self::InOutput { .. } | Self::Replaced { .. } => Exit::Usage,
             _ => Exit::Input,
         }
@@ -325,6 +343,10 @@ impl Fault for SourceError {
             Self::Twice { .. } => "rename one of them; a column that is only kept can be left out with --keep",
             Self::InOutput { .. } | Self::Replaced { .. } => "choose another --output",
             Self::OnlyOutput { .. } => "check the path of the input",
+            Self::Temporary { file, .. } if file == STDIN => {
+                "set TMPDIR to a folder with room, or save the input to a file"
+            }
+            Self::Temporary { .. } => "set TMPDIR to a folder with room, or decompress the file first",
             Self::Changed { .. } => {
                 "restore the file and run the same command again, or start again with --overwrite from a file that does not change"
             }

@@ -93,15 +93,15 @@ impl Pipe {
     /// The copy, which is made at the first call.
     pub(super) async fn spooled(&self, file: &InputFile) -> Result<&Spool, SourceError> {
         let copy = async {
-            let local = |source| StoreError::Local { operation: "copy", address: STDIN.to_owned(), source };
-            let (spool, path) = tempfile::NamedTempFile::new().map_err(local)?.into_parts();
+            let temporary = |source| SourceError::temporary(file, source);
+            let (spool, path) = tempfile::NamedTempFile::new().map_err(temporary)?.into_parts();
             let mut spool = tokio::fs::File::from_std(spool);
             let mut bytes = self.read()?;
             // Of a stream that does not end, nothing is copied.
             let start = bytes::first(file, &mut bytes, parquet::MAGIC_BYTES).await?;
             parquet::check_start(file, &start)?;
             let mut bytes = Cursor::new(start).chain(bytes);
-            let size = bytes::copy_between(&mut bytes, &mut spool, file, STDIN).await?;
+            let size = bytes::copy_between(&mut bytes, &mut spool, file).await?;
             let location = Stores::with_settings([]).locate(&path.to_string_lossy())?;
             Ok(Spool { location, size, _path: path })
         };
