@@ -57,7 +57,9 @@ pub(super) fn origin(url: &Url) -> String {
 
 /// The URL without user, password and query, any of which may be secret.
 pub(super) fn redacted(url: &Url) -> String {
-    format!("{}{}", origin(url).trim_end_matches('/'), url.path())
+    let origin = origin(url);
+    // The path begins with the slash.
+    format!("{}{}", origin.strip_suffix('/').unwrap_or(&origin), url.path())
 }
 
 /// Resolves `.` and `..` lexically, since the path need not exist yet.

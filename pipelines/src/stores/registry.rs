@@ -180,7 +180,11 @@ impl Stores {
             let kind = if is_http(url) { Kind::Http } else { Kind::Remote };
             return Ok(Location { store: Arc::clone(&client.store), path, client, origin: origin.into(), kind });
         }
-        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|_| wrong("has a scheme that is not known"))?;
+        let unknown = match url.host_str() {
+            None | Some("") => "names no bucket, or has a scheme that is not known",
+            Some(_) => "has a scheme that is not known",
+        };
+        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|_| wrong(unknown))?;
         if scheme == ObjectStoreScheme::Memory {
             return Err(wrong("is a store in memory, which only tests have"));
         }
@@ -355,6 +359,13 @@ mod tests {
         for value in ["", "http://127.0.0.1:9000", "https://s3.Example.org/path"] {
             assert!(open("aws_endpoint", value).is_ok(), "{value}");
         }
+    }
+
+    #[test]
+    fn a_url_without_a_bucket_is_shown_as_it_was_given() {
+        let said = |address: &str| stores().locate(address).unwrap_err().to_string();
+        assert!(said("s3://").starts_with("s3://: names no bucket, or has a scheme"), "{}", said("s3://"));
+        assert!(said("s4://bucket/x").starts_with("s4://bucket/x: has a scheme that is not known; give a local path"));
     }
 
     #[test]
