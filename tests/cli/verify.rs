@@ -675,6 +675,17 @@ fn tolerances_are_numbers() {
 }
 
 #[test]
+fn a_column_without_texts_is_named() {
+    let place = Place::new();
+    place.write("a.csv", "id,text\n1,It rained.\n");
+    place.exits("embed a.csv -q --model tiny --device cpu --keep id -o ids", 0);
+    let ended = place.exits(&verify("ids --column id"), 3);
+    let said = ".parquet: column \"id\" is Int64; a text column is string, binary or a list of strings";
+    assert!(ended.err.contains(said), "{ended:?}");
+    assert!(ended.err.contains("  help: name another column with --column"), "{ended:?}");
+}
+
+#[test]
 fn inspect_counts() {
     let place = place("");
     let counts = |change: &dyn Fn(&mut [f32])| {

@@ -20,7 +20,7 @@ use crate::{
         opened::{Output, OutputFile},
         parquet::unreadable,
     },
-    source::{self, InputFile, Keep, KeptTypes, Plan, Reading, Request, Rows, STDIN, Slice},
+    source::{self, InputFile, Keep, KeptTypes, Plan, Reading, Request, Rows, STDIN, Slice, SourceError, types},
     stores::{Location, Stores},
 };
 
@@ -94,7 +94,15 @@ impl FileTexts<'_> {
         let (rows, read, slice) = match self {
             Self::Kept { location, column } => {
                 let texts = found.column_by_name(column).map(Arc::clone);
-                return texts.ok_or_else(|| unreadable(location, &format!("no column {column:?}")));
+                let texts = texts.ok_or_else(|| unreadable(location, &format!("no column {column:?}")))?;
+                return match source::is_text(texts.data_type()) {
+                    true => Ok(texts),
+                    false => {
+                        let found = types::shown(texts.data_type());
+                        let (file, column) = (location.to_string(), (*column).to_owned());
+                        Err(SourceError::NotText { file, column, found }.into())
+                    }
+                };
             }
             Self::Inputs { rows, read, slice } => (rows, read, slice),
         };
