@@ -183,11 +183,11 @@ impl LmHeadFiles {
         ];
         let loaded = weights::safetensors::read_from(&mut softmax, &path, &plan)?;
         self.check(&loaded)?;
+        word_ids(&words)?;
         if loaded.metadata.get(WORDS).is_some_and(|named| *named != digest_of_words(&words)) {
             return Err(LmHeadError::OtherWords { path: self.path(VOCAB), softmax: path }.into());
         }
         let mut loaded = loaded.weights;
-        word_ids(&words)?;
         Ok(LmHeadData { words, weight: take(&mut loaded, WEIGHT), bias: take(&mut loaded, BIAS) })
     }
 }
