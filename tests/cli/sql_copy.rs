@@ -47,6 +47,10 @@ fn times_have_the_units_of_parquet() {
         let kinds = columns.iter().map(|column| format!("{:?}", column.logical_type_ref()));
         assert_eq!(kinds.filter(|kind| kind.contains("MILLIS")).count(), expected, "{file}: {columns:?}");
     }
+    // Folders are named after the value as it is.
+    let dates = "SELECT 1 AS one, arrow_cast(DATE '2020-01-02', 'Date64') AS day";
+    runs(&place, &format!("COPY ({dates}) TO 'dates/' STORED AS PARQUET PARTITIONED BY (day)"));
+    assert!(files(&place, "dates")[0].starts_with("dates/day=2020-01-02"), "{:?}", files(&place, "dates"));
     let stored = "SELECT arrow_cast(at, 'Int64') AS at FROM 'one.parquet'";
     assert_eq!(value(&place, stored), json!((19_723 * 24 + 10) * 3_600_000_i64));
     let table = "CREATE EXTERNAL TABLE t (at TIMESTAMP(0)) STORED AS PARQUET LOCATION 'table/'";

@@ -770,7 +770,6 @@ fn options_that_change_nothing_and_windows_that_do_not_fit_are_refused() {
         ("--final-ratio 0.5", "--final-ratio changes nothing without --schedule cosine"),
         ("--schedule inverse-sqrt --final-ratio 0.5", "--final-ratio changes nothing"),
         ("--weight-decay 0.1", "--weight-decay changes nothing without --optimizer adamw"),
-        ("--eval-every 7", "--eval-every changes nothing without --valid"),
         ("--rows 4611686018427387904 --accumulate 8", "has more than 2147483647 tokens"),
         ("--rows 100000000 --accumulate 99999999999", "has more than 2147483647 tokens"),
         ("--epochs 1e300", "steps, and at most 4 294 967 295 can be made"),

@@ -8,10 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
     value_parser,
 };
-use elmo::{
-    ColumnEmbedder,
-    spec::{OnError, StateMode},
-};
+use elmo::{ColumnEmbedder, spec::OnError};
 
 use super::{
     CommonArgs, EngineArgs, ModelArgs,
@@ -56,9 +53,8 @@ Examples:
 Each message is in the output once, in the order of the offsets, even if processes are killed or
 started twice. The same command continues where the output ends. Start more processes with the same
 command to share the partitions.",
-    mut_arg("batch_rows", |rows| rows.hide(true)),
+    mut_arg("batch_rows", |rows| rows.hide_short_help(true).hide_long_help(true)),
     mut_arg("state", |state| state
-        .value_parser(one_of::<StateMode>(&["zero", "warm"]))
         .help("LSTM state at the start of a sentence: zero or warm (a constant of the model) [default: the one that the model records, else zero]")
         .long_help("LSTM state at the start of a sentence: zero or warm (a constant of the model) [default: the one that the model records, else zero]
 

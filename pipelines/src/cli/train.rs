@@ -651,7 +651,7 @@ impl TrainArgs {
         self.step.check_preset(&recipe, self.accumulate, file)?;
         self.step.check_unused()?;
         if self.eval_every.is_some() && self.valid.is_empty() {
-            return Err(unused("--eval-every", "--valid"));
+            tracing::warn!("--eval-every changes nothing without --valid");
         }
         let part_rows = recipe.rows;
         recipe.rows = rows_of_window(&recipe, self.accumulate, processes)?;

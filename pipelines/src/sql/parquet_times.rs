@@ -21,7 +21,7 @@ use crate::source::types::times_of_parquet;
 pub(super) fn convert(plan: LogicalPlan) -> Result<LogicalPlan> {
     let converted = plan.transform_down(|node| match node {
         LogicalPlan::Copy(copy) if file_type_to_format(&copy.file_type)?.get_ext() == "parquet" => {
-            let input = in_milliseconds(&copy.input)?;
+            let input = in_milliseconds(&copy.input, &copy.partition_by)?;
             let is_changed = input.is_some();
             let input = input.map_or_else(|| Arc::clone(&copy.input), Arc::new);
             let copy = LogicalPlan::Copy(CopyTo { input, ..copy });
@@ -32,14 +32,14 @@ pub(super) fn convert(plan: LogicalPlan) -> Result<LogicalPlan> {
     Ok(converted.data)
 }
 
-/// The rows with other columns; `None` if all columns stay.
-fn in_milliseconds(rows: &LogicalPlan) -> Result<Option<LogicalPlan>> {
+/// The rows with other columns; `None` if all columns stay, as those do that name folders.
+fn in_milliseconds(rows: &LogicalPlan, folders: &[String]) -> Result<Option<LogicalPlan>> {
     let mut columns = Vec::new();
     let mut is_changed = false;
     for (qualifier, field) in rows.schema().iter() {
         let column = Expr::Column(Column::new(qualifier.cloned(), field.name()));
         let stored = times_of_parquet(field.data_type());
-        let stays = &stored == field.data_type();
+        let stays = &stored == field.data_type() || folders.contains(field.name());
         is_changed |= !stays;
         columns.push(if stays {
             column

@@ -111,7 +111,7 @@ fn check_mixed(footer: &Footer) -> Result<()> {
     if get(&footer.pairs, "fingerprint").is_none() {
         return Ok(());
     }
-    match settings.keys().find(|key| !footer.pairs.contains_key(*key)) {
+    match settings.keys().find(|key| *key != "elmo.version" && !footer.pairs.contains_key(*key)) {
         Some(key) => Err(Error::check(format!(
             "the vectors of column {column:?} were computed with several settings: {key} differs between rows; write those of \
              each setting into an output of its own"

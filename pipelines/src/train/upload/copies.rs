@@ -25,8 +25,6 @@ use crate::{
     },
 };
 
-/// An object that shows that the store can be written to, and does not stay.
-const PROBE: &str = "probe";
 /// Folders below that of the copies, files included: `step-N/model/FILE`.
 const DEPTH: usize = 3;
 
@@ -79,7 +77,8 @@ impl Copies {
                 None => check_folder(&folder),
             };
         }
-        let probe = self.folder.child(PROBE);
+        // Of a name that no other object has.
+        let probe = self.folder.child(&format!(".elmo-probe-{}", uuid::Uuid::new_v4().simple()));
         let written = probe.put("probe".into(), PutMode::Overwrite).await;
         written.map_err(|e| StoreError::request("write", &probe, e))?;
         Ok(probe.delete().await?)
@@ -220,7 +219,8 @@ impl Copies {
             objects.is_complete |= file == LISTING;
             match file == LISTING || is_copied(file) {
                 true => objects.paths.push(path),
-                false => objects.has_others = true,
+                // Files of the system, such as .nfs0123.
+                false => objects.has_others |= !file.rsplit('/').next().is_some_and(|name| name.starts_with('.')),
             }
         }
         // On a disk, a copy of which nothing is complete is a folder all the same.
