@@ -420,6 +420,8 @@ fn what_cannot_work_is_refused_at_the_start() {
     refused(case.stream("other").with(long), 5, &["session.timeout.ms", "group.max.session.timeout.ms"]);
     refused(case.stream("other").with("--on-error dead-letter"), 2, &["--dead-letter-topic"]);
     refused(case.stream("other").with("--state carry --batch-rows 4"), 2, &["carry"]);
+    let carry = "--state carry --batch-rows 4 --sentences off --on-long truncate";
+    refused(case.stream("other").with(carry), 2, &["depends on the messages before it", "--state zero"]);
     let group = format!("{}-missing", case.topic.name);
     let missing = Stream::to_topic(ELMO, &case.broker, &case.topic, &group, "no-such-output");
     refused(missing, 5, &["no-such-output"]);
