@@ -49,6 +49,16 @@ fn an_option_overrides_those_that_it_excludes() {
     assert_eq!((both.code, both.err.contains("cannot be used with")), (Some(2), true), "{both:?}");
 }
 
+/// `elmo stream` refuses state carry, and its status needs none.
+#[test]
+fn settings_for_embed_do_not_stop_other_commands() {
+    let place = place();
+    place.write("elmo.toml", "state = 'carry'\nbatch-rows = 4\nsentences = 'off'\non-long = 'truncate'\n");
+    place.exits("embed -q --model tiny --input plain.txt --output carried", 0);
+    let status = place.run("stream status --output none");
+    assert!(status.err.contains("no dataset of a stream"), "{status:?}");
+}
+
 #[test]
 fn required_options_lists_and_the_model_may_come_from_the_file() {
     let place = place();

@@ -14,10 +14,11 @@ use datafusion::{
 
 use crate::source::types::times_of_parquet;
 
-/// The plan with such columns of a COPY to Parquet converted to milliseconds, as `elmo embed` does; also below EXPLAIN.
+/// Returns the plan in which each COPY to Parquet converts times in seconds and `Date64` to milliseconds, as `elmo embed` does; also
+/// below EXPLAIN.
 ///
 /// # Errors
-/// None that planning would not have.
+/// Those of planning the projection.
 pub(super) fn convert(plan: LogicalPlan) -> Result<LogicalPlan> {
     let converted = plan.transform_down(|node| match node {
         LogicalPlan::Copy(copy) if file_type_to_format(&copy.file_type)?.get_ext() == "parquet" => {
@@ -32,7 +33,7 @@ pub(super) fn convert(plan: LogicalPlan) -> Result<LogicalPlan> {
     Ok(converted.data)
 }
 
-/// The rows with other columns; `None` if all columns stay, as those do that name folders.
+/// The projection that converts the columns, except those of PARTITIONED BY, which are not stored in files; `None` if it changes none.
 fn in_milliseconds(rows: &LogicalPlan, folders: &[String]) -> Result<Option<LogicalPlan>> {
     let mut columns = Vec::new();
     let mut is_changed = false;

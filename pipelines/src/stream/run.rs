@@ -264,7 +264,7 @@ fn check_spec(target: &Target, spec: &EmbedSpec) -> Result<(), StreamError> {
     };
     if spec.state == StateMode::Carry {
         return refuse(
-            "with --state carry a vector depends on the messages before it, and so on where a process began to read",
+            "with --state carry a vector depends on the messages before it, which are others after a restart",
             "use --state zero or --state warm",
         );
     }

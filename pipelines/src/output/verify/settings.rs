@@ -186,3 +186,26 @@ fn spec_of(pairs: &Pairs, mix: Option<&ScalarMix>, elmo: &Elmo) -> Result<EmbedS
         batch_rows: None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(list: &[(&str, &str)]) -> Pairs {
+        list.iter().map(|(key, value)| (format!("elmo.{key}"), (*value).to_owned())).collect()
+    }
+
+    /// By hand. A file that another program rewrote has no pairs in its footer, and one of two columns shares few of them.
+    #[test]
+    fn settings_of_some_rows_are_missing_in_the_footer() {
+        let own = pairs(&[("fingerprint", "f"), ("pooling", "max"), ("version", "1")]);
+        let is_mixed = |footer: &[(&str, &str)], columns: &[&str]| {
+            let vectors = columns.iter().map(|column| ((*column).to_owned(), own.clone())).collect();
+            check_mixed(&Footer { pairs: pairs(footer), vectors, ..Footer::default() }).is_err()
+        };
+        assert!(is_mixed(&[("fingerprint", "f")], &["embedding"]));
+        assert!(!is_mixed(&[("fingerprint", "f"), ("pooling", "max")], &["embedding"]), "versions are no settings");
+        assert!(!is_mixed(&[], &["embedding"]));
+        assert!(!is_mixed(&[("fingerprint", "f")], &["embedding", "tokens"]));
+    }
+}
